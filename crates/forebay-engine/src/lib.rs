@@ -1,0 +1,1 @@
+//! Turns token ids into token ids: planning, sessions, sampling, decode loop.

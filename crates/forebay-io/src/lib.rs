@@ -1,0 +1,1 @@
+//! How bytes get from disk into aligned memory: positioned reads, worker pool, slabs.

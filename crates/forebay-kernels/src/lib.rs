@@ -1,0 +1,1 @@
+//! CPU arithmetic of Forebay: one scalar truth and its bit-identical SIMD twins.

@@ -1,0 +1,1 @@
+//! Small worlds for tests: tiny models, goldens, faulty disks.

@@ -1,0 +1,1 @@
+//! Strings at the edge: tokenizer, chat template, stop set, incremental decoding.

@@ -1,0 +1,1 @@
+//! Which expert lives where: slots, policy, tickets. The forebay itself.
