@@ -1,1 +1,3 @@
 //! Small worlds for tests: tiny models, goldens, faulty disks.
+
+pub mod fault;

@@ -1,0 +1,229 @@
+//! The worker pool and the exact read, on disks that misbehave.
+
+use std::error::Error;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_core::ReadSegment;
+use forebay_io::{
+    Arena, Done, Job, ReadError, Reader, ReaderConfig, Shard, Slab, SlabClass, Transform, read_exact_at,
+};
+use forebay_testkit::fault::{EIO, Faults, FaultyDisk};
+use proptest::prelude::*;
+
+/// Bytes in which every position can be told from its neighbours.
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i.wrapping_mul(31) ^ (i >> 8)) as u8).collect()
+}
+
+fn shard(name: &str, disk: FaultyDisk) -> Shard {
+    Shard { path: name.into(), file: Arc::new(disk) }
+}
+
+fn reader(shards: Vec<Shard>, workers: usize, scratch_per_worker: usize) -> Reader {
+    Reader::new(shards, ReaderConfig { workers, scratch_per_worker }).unwrap()
+}
+
+fn arena(bytes: usize, count: usize) -> Arena {
+    Arena::new(&[SlabClass { bytes, count }]).unwrap()
+}
+
+fn plain(tag: u64, segments: &[ReadSegment], slab: Slab) -> Job {
+    let len = segments.iter().map(|s| s.dst + s.len).max().unwrap_or(0);
+    Job { tag, segments: segments.into(), slab, len, transform: None }
+}
+
+fn seg(shard: u32, offset: u64, len: usize, dst: usize) -> ReadSegment {
+    ReadSegment { shard, offset, len, dst }
+}
+
+#[test]
+fn gathers_segments_of_two_shards_and_counts_them() {
+    let (a, b) = (pattern(1000), pattern(2000));
+    let shards = vec![
+        shard("a", FaultyDisk::of_bytes(a.clone(), Faults::default())),
+        shard("b", FaultyDisk::of_bytes(b.clone(), Faults::default())),
+    ];
+    let reader = reader(shards, 2, 0);
+    let arena = arena(4096, 2);
+    reader.submit(plain(7, &[seg(1, 500, 100, 0), seg(0, 10, 50, 120)], arena.take(0).unwrap()));
+    assert_eq!(reader.in_flight(), 1);
+    let Done { tag, slab, result } = reader.recv().unwrap();
+    let stats = result.unwrap();
+    assert_eq!((tag, stats.bytes, stats.reads), (7, 150, 2));
+    assert_eq!(slab[..100], b[500..600]);
+    assert_eq!(slab[100..120], [0; 20]);
+    assert_eq!(slab[120..170], a[10..60]);
+    assert_eq!(reader.in_flight(), 0);
+    assert!(reader.recv().is_none() && reader.try_recv().is_none(), "nothing is in flight");
+}
+
+#[test]
+fn a_shard_cut_by_one_byte_is_one_byte_short() {
+    let disk = FaultyDisk::of_bytes(pattern(1000), Faults { truncate_to: Some(999), ..Faults::default() });
+    let reader = reader(vec![shard("cut", disk)], 1, 0);
+    reader.submit(plain(0, &[seg(0, 600, 400, 0)], arena(4096, 1).take(0).unwrap()));
+    let error = reader.recv().unwrap().result.unwrap_err();
+    assert_eq!(error, ReadError::EndOfFile { path: "cut".into(), offset: 600, wanted: 400, got: 399 });
+}
+
+#[test]
+fn a_bad_sector_is_named() {
+    let disk = FaultyDisk::of_bytes(pattern(1000), Faults { bad: vec![650..651], ..Faults::default() });
+    let mut buf = [0; 400];
+    let error = read_exact_at(&disk, Path::new("model-1"), &mut buf, 600).unwrap_err();
+    assert!(
+        matches!(&error, ReadError::Os { path, offset: 600, wanted: 400, got: 50, os_code: Some(EIO), .. }
+            if path == Path::new("model-1")),
+        "{error:?}"
+    );
+    let text = error.to_string();
+    assert!(
+        text.contains("model-1") && text.contains("offset 600") && text.contains("check the disk"),
+        "{text}"
+    );
+}
+
+#[test]
+fn jobs_that_make_no_sense_fail_alone() {
+    let reader = reader(vec![shard("a", FaultyDisk::of_bytes(pattern(100), Faults::default()))], 1, 0);
+    let arena = arena(4096, 1);
+    let run = |segment: ReadSegment, len: usize| {
+        let slab = arena.take(0).expect("the last job gave its slab back");
+        reader.submit(Job { tag: 0, segments: [segment].into(), slab, len, transform: None });
+        reader.recv().unwrap().result
+    };
+    assert!(matches!(run(seg(3, 0, 10, 0), 10), Err(ReadError::UnknownShard { shard: 3, shards: 1 })));
+    assert!(matches!(run(seg(0, 0, 10, 1), 10), Err(ReadError::OutsideBuffer { room: 10, .. })));
+    assert!(matches!(run(seg(0, 0, 10, usize::MAX), 10), Err(ReadError::OutsideBuffer { .. })));
+    assert!(matches!(
+        run(seg(0, 0, 10, 0), 5000),
+        Err(ReadError::OutsideBuffer { len: 5000, room: 4096, .. })
+    ));
+    assert!(run(seg(0, 0, 10, 0), 10).is_ok());
+}
+
+/// Writes each raw byte twice; refuses a raw 0xff and panics on a raw 0xfe.
+struct Double;
+
+impl Transform for Double {
+    fn raw_len(&self) -> usize {
+        8
+    }
+    fn apply(&self, raw: &[u8], slab: &mut [u8]) -> Result<(), Box<dyn Error + Send + Sync>> {
+        for (pair, &byte) in slab.chunks_exact_mut(2).zip(raw) {
+            assert_ne!(byte, 0xfe, "the bad byte");
+            if byte == 0xff {
+                return Err("byte 255".into());
+            }
+            pair.fill(byte);
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn transforms_fill_the_slab_fail_or_panic_without_losing_the_job() {
+    let mut bytes: Vec<u8> = (0..32).collect();
+    bytes[9] = 0xff;
+    bytes[17] = 0xfe;
+    let reader = reader(vec![shard("a", FaultyDisk::of_bytes(bytes, Faults::default()))], 1, 8);
+    let arena = arena(4096, 1);
+    let run = |offset: u64, transform: Arc<dyn Transform>| {
+        let slab = arena.take(0).unwrap();
+        let segments = [seg(0, offset + 4, 4, 4), seg(0, offset, 4, 0)].into();
+        reader.submit(Job { tag: offset, segments, slab, len: 16, transform: Some(transform) });
+        reader.recv().unwrap()
+    };
+    assert_eq!(reader.scratch_bytes(), 0);
+    let done = run(0, Arc::new(Double));
+    assert_eq!(done.result.unwrap().bytes, 8);
+    assert_eq!(done.slab[..17], [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 0]);
+    drop(done.slab);
+    assert_eq!(reader.scratch_bytes(), 8);
+
+    let error = run(8, Arc::new(Double)).result.unwrap_err();
+    assert!(
+        matches!(&error, ReadError::Transform { offset: 12, reason, .. } if reason == "byte 255"),
+        "{error:?}"
+    );
+    let error = run(16, Arc::new(Double)).result.unwrap_err();
+    assert!(
+        matches!(&error, ReadError::Panicked { offset: 20, message, .. } if message.contains("the bad byte")),
+        "{error:?}"
+    );
+    // The one worker survived the panic.
+    assert!(run(24, Arc::new(Double)).result.is_ok());
+
+    struct Greedy;
+    impl Transform for Greedy {
+        fn raw_len(&self) -> usize {
+            9
+        }
+        fn apply(&self, _: &[u8], _: &mut [u8]) -> Result<(), Box<dyn Error + Send + Sync>> {
+            Ok(())
+        }
+    }
+    let error = run(0, Arc::new(Greedy)).result.unwrap_err();
+    assert_eq!(error, ReadError::ScratchLimit { needed: 9, limit: 8 });
+    assert_eq!(reader.scratch_bytes(), 8);
+}
+
+#[test]
+fn withdrawn_and_dropped_jobs_give_their_slabs_back() {
+    let slow = Faults { latency: Duration::from_millis(2), ..Faults::default() };
+    let reader = reader(vec![shard("slow", FaultyDisk::of_bytes(pattern(1000), slow))], 1, 0);
+    let arena = arena(4096, 20);
+    let submit_all = || {
+        for tag in 0..20 {
+            reader.submit(plain(tag, &[seg(0, tag * 10, 10, 0)], arena.take(0).unwrap()));
+        }
+    };
+    submit_all();
+    let mut tags: Vec<u64> = reader.withdraw().into_iter().map(|job| job.tag).collect();
+    while let Some(done) = reader.recv() {
+        tags.push(done.tag);
+    }
+    tags.sort();
+    assert_eq!(tags, (0..20).collect::<Vec<_>>());
+    assert_eq!(arena.stats().in_use_bytes, 0);
+
+    submit_all();
+    drop(reader);
+    assert_eq!(arena.stats().in_use_bytes, 0);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Short reads, interruptions and any order of arrival change nothing but the count.
+    #[test]
+    fn a_tired_disk_delivers_the_same_bytes(
+        seed: u64,
+        workers in 1usize..5,
+        short_reads in 0u8..=100,
+        interrupts in 0u8..=100,
+        spans in prop::collection::vec((0u64..5000, 1usize..3000), 1..12),
+    ) {
+        let bytes = pattern(8000);
+        let latency = Duration::from_micros(200);
+        let faults = Faults { seed, short_reads, interrupts, latency, ..Faults::default() };
+        let reader = reader(vec![shard("a", FaultyDisk::of_bytes(bytes.clone(), faults))], workers, 0);
+        let arena = arena(4096, spans.len());
+        for (tag, &(offset, len)) in spans.iter().enumerate() {
+            reader.submit(plain(tag as u64, &[seg(0, offset, len, 0)], arena.take(0).unwrap()));
+        }
+        let mut seen = vec![false; spans.len()];
+        while let Some(done) = reader.recv() {
+            let tag = done.tag as usize;
+            let (offset, len) = spans[tag];
+            let stats = done.result.unwrap();
+            prop_assert_eq!(&done.slab[..len], &bytes[offset as usize..][..len]);
+            prop_assert_eq!(stats.bytes, len as u64);
+            prop_assert!(stats.reads >= 1);
+            prop_assert!(!std::mem::replace(&mut seen[tag], true), "delivered twice");
+        }
+        prop_assert!(seen.into_iter().all(|s| s));
+    }
+}
