@@ -302,6 +302,19 @@ mod tests {
         assert_eq!(slab[PAGE - 1], 7);
     }
 
+    /// Setting aside costs no memory until it is used; zeroing by writing would.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn untouched_slabs_are_not_resident() {
+        let resident = || crate::MemoryInfo::read().process_rss.unwrap();
+        let before = resident();
+        let arena = Arena::new(&[SlabClass { bytes: 64 << 20, count: 16 }]).unwrap();
+        let slab = arena.take(0).unwrap();
+        let grown = resident().saturating_sub(before);
+        assert!(grown < 256 << 20, "{grown} of {} bytes are resident", arena.stats().capacity_bytes);
+        assert_eq!(slab[slab.len() - 1], 0);
+    }
+
     #[test]
     fn what_cannot_be_had_is_an_error() {
         let one = |bytes, count| Arena::new(&[SlabClass { bytes, count }]).unwrap_err();

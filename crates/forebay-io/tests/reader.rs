@@ -70,7 +70,7 @@ fn a_shard_cut_by_one_byte_is_one_byte_short() {
 
 #[test]
 fn a_bad_sector_is_named() {
-    let disk = FaultyDisk::of_bytes(pattern(1000), Faults { bad: vec![650..651], ..Faults::default() });
+    let disk = FaultyDisk::of_bytes(pattern(1000), Faults { bad: Some(650..651), ..Faults::default() });
     let mut buf = [0; 400];
     let error = read_exact_at(&disk, Path::new("model-1"), &mut buf, 600).unwrap_err();
     assert!(

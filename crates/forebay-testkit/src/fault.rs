@@ -25,7 +25,7 @@ pub struct Faults {
     pub interrupts: u8,
     /// Bytes that cannot be read: a read that starts there fails with [`EIO`], one
     /// that runs into them stops before.
-    pub bad: Vec<Range<u64>>,
+    pub bad: Option<Range<u64>>,
     /// Where the file ends, if before its true end.
     pub truncate_to: Option<u64>,
     /// Reads take up to this long; how long varies, so completions change order.
@@ -110,7 +110,7 @@ impl ReadAt for FaultyDisk {
         }
         let mut end = offset.saturating_add(buf.len() as u64);
         end = end.min(faults.truncate_to.unwrap_or(u64::MAX));
-        for bad in &faults.bad {
+        if let Some(bad) = &faults.bad {
             if bad.contains(&offset) {
                 return Err(io::Error::from_raw_os_error(EIO));
             }
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn bad_bytes_stop_a_read_before_them_and_fail_one_inside() {
-        let disk = disk(Faults { bad: vec![100..110], truncate_to: Some(200), ..Faults::default() });
+        let disk = disk(Faults { bad: Some(100..110), truncate_to: Some(200), ..Faults::default() });
         let mut buf = [0; 64];
         assert_eq!(disk.read_at(&mut buf, 90).unwrap(), 10);
         assert_eq!(disk.read_at(&mut buf, 100).unwrap_err().raw_os_error(), Some(EIO));
