@@ -1,0 +1,4 @@
+//! Rooms for AArch64.
+
+pub(crate) mod dotprod;
+pub(crate) mod neon;

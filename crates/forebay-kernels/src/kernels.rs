@@ -1,0 +1,144 @@
+//! The chosen room, and the small vector operations.
+
+use crate::activations::GROUP;
+use crate::isa::{Isa, IsaUnavailable};
+use crate::scalar;
+use crate::table::Table;
+use std::fmt;
+
+/// A set of kernels for one instruction set that this machine has. Cheap to copy.
+///
+/// All sets compute the same bits (docs/numerics.md); only the payload of a NaN may differ.
+#[derive(Clone, Copy)]
+pub struct Kernels {
+    isa: Isa,
+    table: &'static Table,
+}
+
+impl fmt::Debug for Kernels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Kernels").field(&self.isa).finish()
+    }
+}
+
+impl Kernels {
+    /// The fastest set of this machine.
+    pub fn detect() -> Self {
+        let fastest = Isa::available().last().unwrap_or(Isa::Scalar);
+        Self { isa: fastest, table: table_of(fastest) }
+    }
+
+    /// The set for `isa`, if this machine has it.
+    pub fn with_isa(isa: Isa) -> Result<Self, IsaUnavailable> {
+        if isa.is_available() { Ok(Self { isa, table: table_of(isa) }) } else { Err(IsaUnavailable { isa }) }
+    }
+
+    /// The instruction set in use.
+    pub fn isa(self) -> Isa {
+        self.isa
+    }
+
+    /// The functions of the room. The processor has its instruction set: that was
+    /// checked when this value was made, and there is no other way to make one.
+    pub(crate) fn table(self) -> &'static Table {
+        self.table
+    }
+
+    /// The canonical dot product of two vectors of one length.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn dot(self, a: &[f32], b: &[f32]) -> f32 {
+        assert_eq!(a.len(), b.len(), "a dot product takes vectors of one length");
+        // SAFETY: the processor has the room's instruction set.
+        unsafe { (self.table.dot)(a, b) }
+    }
+
+    /// `out[i] = fma(coefficient, x[i], out[i])`: a weighted expert's output, a residual with 1.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn add_scaled(self, coefficient: f32, x: &[f32], out: &mut [f32]) {
+        assert_eq!(x.len(), out.len(), "a sum takes vectors of one length");
+        // SAFETY: the processor has the room's instruction set.
+        unsafe { (self.table.axpy)(coefficient, x, out) }
+    }
+
+    /// RMSNorm of one row: `out = (x * r) * weight`, `r = 1 / sqrt(mean(x^2) + eps)`.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn rms_norm(self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        assert!(x.len() == weight.len() && x.len() == out.len(), "a norm takes vectors of one length");
+        // SAFETY: the processor has the room's instruction set.
+        unsafe { (self.table.rms_norm)(x, weight, eps, out) }
+    }
+
+    /// LayerNorm of one row: `out = ((x - mean) * r) * weight + bias`.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn layer_norm(self, x: &[f32], weight: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
+        let n = x.len();
+        assert!(n == weight.len() && n == bias.len() && n == out.len(), "a norm takes vectors of one length");
+        // SAFETY: the processor has the room's instruction set.
+        unsafe { (self.table.layer_norm)(x, weight, bias, eps, out) }
+    }
+
+    /// `values[i] = e^values[i]`.
+    pub fn exp(self, values: &mut [f32]) {
+        // SAFETY: the processor has the room's instruction set.
+        unsafe { (self.table.exp_all)(values) }
+    }
+
+    /// `values[i] = 1 / (1 + e^-values[i])`.
+    pub fn sigmoid(self, values: &mut [f32]) {
+        // SAFETY: the processor has the room's instruction set.
+        unsafe { (self.table.sigmoid_all)(values) }
+    }
+
+    /// `out[i] = silu(gate[i]) * up[i]`.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn swiglu(self, gate: &[f32], up: &[f32], out: &mut [f32]) {
+        assert!(gate.len() == up.len() && gate.len() == out.len(), "SwiGLU takes vectors of one length");
+        // SAFETY: the processor has the room's instruction set.
+        unsafe { (self.table.swiglu)(gate, up, out) }
+    }
+
+    /// Quantises one row of activations; one entry per started group in every output.
+    pub(crate) fn quantise_row(
+        self,
+        x: &[f32],
+        codes: &mut [[i8; GROUP]],
+        scales: &mut [f32],
+        corrections: &mut [[i32; 4]],
+    ) {
+        // SAFETY: the processor has the room's instruction set.
+        unsafe { (self.table.quantise_row)(x, codes, scales, corrections) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn table_of(isa: Isa) -> &'static Table {
+    match isa {
+        Isa::Avx2 => &crate::x86::avx2::TABLE,
+        Isa::Avx512 => &crate::x86::avx512::TABLE,
+        _ => &scalar::TABLE,
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+fn table_of(isa: Isa) -> &'static Table {
+    match isa {
+        Isa::Neon => &crate::arm::neon::TABLE,
+        Isa::NeonDot => &crate::arm::dotprod::TABLE,
+        _ => &scalar::TABLE,
+    }
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+fn table_of(_isa: Isa) -> &'static Table {
+    &scalar::TABLE
+}

@@ -1,0 +1,199 @@
+//! Matrix products: which rows, which arithmetic, which thread.
+
+use crate::portable::Out;
+use crate::{Activations, Kernels, Team};
+use forebay_core::view::MatrixView;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// Products below this many multiply-adds run on the calling thread alone.
+const ALONE: usize = 1 << 16;
+/// Multiply-adds that are worth a part of their own.
+const PART: usize = 1 << 16;
+/// Parts are multiples of this many weight rows, so that threads share no cache line of `y`.
+const PART_ROWS: usize = 16;
+
+/// Activations `[batch, cols]`, row-major, and how they enter a product.
+///
+/// With `quantised` set, integer weights use the `int8` arithmetic; float weights
+/// (f32, bf16, f16, fp8) always use `exact`. A result depends on its weight row and its
+/// activation row only, never on the batch, the threads or the instruction set.
+#[derive(Clone, Copy, Debug)]
+pub struct Input<'a> {
+    /// The f32 rows.
+    pub rows: &'a [f32],
+    /// The same rows quantised: asks for the `int8` arithmetic.
+    pub quantised: Option<&'a Activations>,
+}
+
+impl<'a> Input<'a> {
+    /// Rows for the `exact` arithmetic.
+    pub fn exact(rows: &'a [f32]) -> Self {
+        Self { rows, quantised: None }
+    }
+
+    /// Rows for the `int8` arithmetic, where the weights allow it.
+    pub fn int8(rows: &'a [f32], quantised: &'a Activations) -> Self {
+        Self { rows, quantised: Some(quantised) }
+    }
+
+    /// Number of rows of `cols` columns.
+    fn batch(&self, cols: usize) -> usize {
+        assert_eq!(self.rows.len() % cols.max(1), 0, "activations must be whole rows of {cols} columns");
+        let batch = self.rows.len() / cols.max(1);
+        if let Some(quantised) = self.quantised {
+            let shape = (quantised.batch(), quantised.cols());
+            assert_eq!(shape, (batch, cols), "quantised activations must have the shape of the f32 ones");
+        }
+        batch
+    }
+}
+
+/// One product for [`matmul_many`].
+#[derive(Debug)]
+pub struct MatmulJob<'a> {
+    weights: MatrixView<'a>,
+    input: Input<'a>,
+    batch: usize,
+    out: *mut f32,
+    borrow: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: the pointer stands for an exclusive borrow of f32, and those may move between threads.
+unsafe impl Send for MatmulJob<'_> {}
+// SAFETY: a shared job gives no access to its output; only `matmul_many`, which holds all jobs
+// exclusively, writes through the pointer.
+unsafe impl Sync for MatmulJob<'_> {}
+
+impl<'a> MatmulJob<'a> {
+    /// `y[b][r] = W[r] . x[b]`, `y` being `[batch, weights.rows()]`, row-major.
+    ///
+    /// # Panics
+    /// If the shapes do not fit.
+    pub fn new(weights: MatrixView<'a>, input: Input<'a>, y: &'a mut [f32]) -> Self {
+        let batch = input.batch(weights.cols());
+        assert_eq!(
+            y.len(),
+            batch * weights.rows(),
+            "a product needs one output per batch row and weight row"
+        );
+        Self { weights, input, batch, out: y.as_mut_ptr(), borrow: PhantomData }
+    }
+
+    fn multiply_adds(&self) -> usize {
+        self.weights.rows() * self.weights.cols() * self.batch
+    }
+
+    /// Weight rows of one part.
+    fn part_rows(&self) -> usize {
+        let per_row = (self.weights.cols() * self.batch).max(1);
+        PART.div_ceil(per_row).next_multiple_of(PART_ROWS)
+    }
+
+    fn parts(&self) -> usize {
+        self.weights.rows().div_ceil(self.part_rows())
+    }
+}
+
+/// `y = x W^T` for one matrix, the weight rows split over the team. Allocates nothing.
+///
+/// # Panics
+/// If the shapes do not fit.
+pub fn matmul(kernels: Kernels, team: &Team, weights: MatrixView<'_>, input: Input<'_>, y: &mut [f32]) {
+    matmul_many(kernels, team, &mut [MatmulJob::new(weights, input, y)]);
+}
+
+/// Several products in one go of the team: gate and up, the projections of one norm,
+/// the experts of a token. Allocates nothing.
+pub fn matmul_many(kernels: Kernels, team: &Team, jobs: &mut [MatmulJob<'_>]) {
+    let jobs = &*jobs;
+    if jobs.iter().map(MatmulJob::multiply_adds).sum::<usize>() < ALONE {
+        for job in jobs {
+            // SAFETY: this call holds every job exclusively.
+            unsafe { run_rows(kernels, job, 0..job.weights.rows()) };
+        }
+        return;
+    }
+    let parts = jobs.iter().map(MatmulJob::parts).sum();
+    team.run(parts, &|mut part| {
+        for job in jobs {
+            if part < job.parts() {
+                let start = part * job.part_rows();
+                let end = (start + job.part_rows()).min(job.weights.rows());
+                // SAFETY: this call holds every job exclusively, and each part has its own rows.
+                return unsafe { run_rows(kernels, job, start..end) };
+            }
+            part -= job.parts();
+        }
+    });
+}
+
+/// # Safety
+/// Nobody else may use these rows of the job's output meanwhile.
+unsafe fn run_rows(kernels: Kernels, job: &MatmulJob<'_>, rows: Range<usize>) {
+    let out = Out { ptr: job.out, stride: job.weights.rows(), first: 0 };
+    // SAFETY: `MatmulJob::new` checked that every row of every batch row has its place.
+    unsafe { multiply(kernels, &job.weights, rows, job.input, out) }
+}
+
+/// `y[b][r - rows.start] = W[r] . x[b]` for the weight rows `rows` alone, on the calling
+/// thread; `y` is `[batch, rows.len()]`, row-major. The same bits as [`matmul`].
+///
+/// # Panics
+/// If the shapes do not fit or the rows leave the matrix.
+pub fn matmul_rows(
+    kernels: Kernels,
+    weights: MatrixView<'_>,
+    rows: Range<usize>,
+    input: Input<'_>,
+    y: &mut [f32],
+) {
+    let batch = input.batch(weights.cols());
+    assert!(rows.end <= weights.rows(), "rows {rows:?} of a matrix of {}", weights.rows());
+    assert_eq!(y.len(), batch * rows.len(), "a product needs one output per batch row and weight row");
+    let out = Out { ptr: y.as_mut_ptr(), stride: rows.len(), first: rows.start };
+    // SAFETY: `y` is ours alone and was just checked to have a place for every result.
+    unsafe { multiply(kernels, &weights, rows, input, out) }
+}
+
+/// # Safety
+/// `rows` lie inside `weights`; `input` has been checked against its columns; `out` has a
+/// place, used by nobody else, for every batch row and every row of `rows`.
+unsafe fn multiply(
+    kernels: Kernels,
+    weights: &MatrixView<'_>,
+    rows: Range<usize>,
+    input: Input<'_>,
+    out: Out,
+) {
+    let table = kernels.table();
+    match input.quantised {
+        // SAFETY: the processor has the instruction set (see `Kernels::table`); the rest is
+        // the caller's promise.
+        Some(quantised) if weights.format().is_integer() => unsafe {
+            (table.int8_matmul)(weights, rows, quantised, out)
+        },
+        // SAFETY: as above.
+        _ => unsafe { (table.exact_matmul)(weights, rows, input.rows, out) },
+    }
+}
+
+/// `out[c] = fma(coefficients[i], W[rows.start + i][c], out[c])` for the rows in ascending
+/// order, weights dequantised (`exact`): the product with the transposed matrix that
+/// absorbed attention needs.
+///
+/// # Panics
+/// If the shapes do not fit or the rows leave the matrix.
+pub fn combine_rows(
+    kernels: Kernels,
+    weights: MatrixView<'_>,
+    rows: Range<usize>,
+    coefficients: &[f32],
+    out: &mut [f32],
+) {
+    assert!(rows.end <= weights.rows(), "rows {rows:?} of a matrix of {}", weights.rows());
+    assert_eq!(coefficients.len(), rows.len(), "one coefficient per row");
+    assert_eq!(out.len(), weights.cols(), "one output per column");
+    // SAFETY: the processor has the instruction set (see `Kernels::table`).
+    unsafe { (kernels.table().combine)(&weights, rows, coefficients, out) }
+}

@@ -1,0 +1,168 @@
+//! One table of functions per room, and the macro that compiles the portable
+//! bodies with a room's target features.
+
+use crate::Activations;
+use crate::activations::GROUP;
+use crate::attention::{Attended, Heads};
+use crate::portable::Out;
+use crate::portable::lanes::Bf16Bits;
+use forebay_core::view::MatrixView;
+use std::ops::Range;
+
+/// The functions of one room. All are unsafe for one reason: the processor must
+/// have the room's instruction set. The two matrix products also write through
+/// [`Out`], whose rules they pass on.
+pub(crate) struct Table {
+    pub exact_matmul: unsafe fn(&MatrixView<'_>, Range<usize>, &[f32], Out),
+    pub int8_matmul: unsafe fn(&MatrixView<'_>, Range<usize>, &Activations, Out),
+    pub combine: unsafe fn(&MatrixView<'_>, Range<usize>, &[f32], &mut [f32]),
+    pub quantise_row: QuantiseFn,
+    pub dot: unsafe fn(&[f32], &[f32]) -> f32,
+    pub axpy: unsafe fn(f32, &[f32], &mut [f32]),
+    pub rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
+    pub layer_norm: LayerNormFn,
+    pub exp_all: unsafe fn(&mut [f32]),
+    pub sigmoid_all: unsafe fn(&mut [f32]),
+    pub swiglu: unsafe fn(&[f32], &[f32], &mut [f32]),
+    pub attend_f32: AttendFn<f32>,
+    pub attend_bf16: AttendFn<Bf16Bits>,
+    pub scores_f32: ScoresFn<f32>,
+    pub scores_bf16: ScoresFn<Bf16Bits>,
+}
+
+/// Values, codes, scales and corrections per group.
+pub(crate) type QuantiseFn = unsafe fn(&[f32], &mut [[i8; GROUP]], &mut [f32], &mut [[i32; 4]]);
+/// Values, weight, bias, eps, output.
+pub(crate) type LayerNormFn = unsafe fn(&[f32], &[f32], &[f32], f32, &mut [f32]);
+/// Heads, latents, rope keys, attended positions, max and sum per head, output.
+pub(crate) type AttendFn<E> =
+    unsafe fn(&Heads<'_>, &[E], &[E], Attended<'_>, &mut [f32], &mut [f32], &mut [f32]);
+/// Queries, head weights, keys, key width, output.
+pub(crate) type ScoresFn<E> = unsafe fn(&[f32], &[f32], &[E], usize, &mut [f32]);
+
+/// Defines `TABLE` for a room type, each entry compiled with the given target features.
+macro_rules! room_table {
+    ($room:ty $(, $features:literal)?) => {
+        mod entries {
+            use super::*;
+            use crate::Activations;
+            use crate::activations::GROUP;
+            use crate::attention::{Attended, Heads};
+            use crate::portable::lanes::{self, Bf16Bits};
+            use crate::portable::{Out, attend, exact, exp, int8, norm, quantise, score};
+            use forebay_core::view::MatrixView;
+            use std::ops::Range;
+
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn exact_matmul(w: &MatrixView<'_>, rows: Range<usize>, x: &[f32], out: Out) {
+                // SAFETY: the rules of the table are those of the body.
+                unsafe { exact::matmul::<$room>(w, rows, x, out) }
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn int8_matmul(w: &MatrixView<'_>, rows: Range<usize>, x: &Activations, out: Out) {
+                // SAFETY: the rules of the table are those of the body.
+                unsafe { int8::matmul::<$room>(w, rows, x, out) }
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn combine(w: &MatrixView<'_>, rows: Range<usize>, c: &[f32], out: &mut [f32]) {
+                // SAFETY: the rules of the table are those of the body.
+                unsafe { exact::combine::<$room>(w, rows, c, out) }
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn quantise_row(
+                x: &[f32],
+                codes: &mut [[i8; GROUP]],
+                scales: &mut [f32],
+                corrections: &mut [[i32; 4]],
+            ) {
+                quantise::row(x, codes, scales, corrections)
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn dot(a: &[f32], b: &[f32]) -> f32 {
+                lanes::dot(a, b)
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn axpy(c: f32, x: &[f32], out: &mut [f32]) {
+                lanes::axpy(c, x, out)
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn rms_norm(x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
+                norm::rms_norm(x, w, eps, out)
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn layer_norm(x: &[f32], w: &[f32], b: &[f32], eps: f32, out: &mut [f32]) {
+                norm::layer_norm(x, w, b, eps, out)
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn exp_all(values: &mut [f32]) {
+                exp::exp_all(values)
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn sigmoid_all(values: &mut [f32]) {
+                exp::sigmoid_all(values)
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn swiglu(gate: &[f32], up: &[f32], out: &mut [f32]) {
+                exp::swiglu(gate, up, out)
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn attend_f32(
+                heads: &Heads<'_>,
+                latents: &[f32],
+                rope_keys: &[f32],
+                attended: Attended<'_>,
+                max: &mut [f32],
+                sum: &mut [f32],
+                out: &mut [f32],
+            ) {
+                attend::attend(heads, latents, rope_keys, attended, max, sum, out)
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn attend_bf16(
+                heads: &Heads<'_>,
+                latents: &[Bf16Bits],
+                rope_keys: &[Bf16Bits],
+                attended: Attended<'_>,
+                max: &mut [f32],
+                sum: &mut [f32],
+                out: &mut [f32],
+            ) {
+                attend::attend(heads, latents, rope_keys, attended, max, sum, out)
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn scores_f32(q: &[f32], w: &[f32], keys: &[f32], dim: usize, out: &mut [f32]) {
+                score::scores(q, w, keys, dim, out)
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn scores_bf16(
+                q: &[f32],
+                w: &[f32],
+                keys: &[Bf16Bits],
+                dim: usize,
+                out: &mut [f32],
+            ) {
+                score::scores(q, w, keys, dim, out)
+            }
+        }
+
+        /// The functions of this room.
+        pub(crate) static TABLE: crate::table::Table = crate::table::Table {
+            exact_matmul: entries::exact_matmul,
+            int8_matmul: entries::int8_matmul,
+            combine: entries::combine,
+            quantise_row: entries::quantise_row,
+            dot: entries::dot,
+            axpy: entries::axpy,
+            rms_norm: entries::rms_norm,
+            layer_norm: entries::layer_norm,
+            exp_all: entries::exp_all,
+            sigmoid_all: entries::sigmoid_all,
+            swiglu: entries::swiglu,
+            attend_f32: entries::attend_f32,
+            attend_bf16: entries::attend_bf16,
+            scores_f32: entries::scores_f32,
+            scores_bf16: entries::scores_bf16,
+        };
+    };
+}
+pub(crate) use room_table;
