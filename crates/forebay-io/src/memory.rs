@@ -260,7 +260,12 @@ mod tests {
     #[test]
     fn the_host_path_of_a_container_falls_back_to_the_mount() {
         for list in ["0::/docker/0123\n", "0::/../../x\n"] {
-            let info = read(&[("proc/self/cgroup", list), ("sys/fs/cgroup/memory.max", "7000\n")]);
+            let info = read(&[
+                ("proc/self/cgroup", list),
+                ("sys/fs/cgroup/memory.max", "7000\n"),
+                ("sys/fs/memory.max", "1\n"),
+                ("sys/memory.max", "1\n"),
+            ]);
             assert_eq!(info.limit, Some(7000), "{list}");
             assert_eq!(info.available, None, "usage is unknown, so what is left is too");
         }

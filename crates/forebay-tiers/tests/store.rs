@@ -236,6 +236,18 @@ fn what_was_not_handed_out_is_not_resident() {
 }
 
 #[test]
+fn an_abandoned_step_does_not_read_what_it_has_not_started() {
+    let mut world = world(12, 1, 1, &Faults { latency: Duration::from_millis(2), ..Faults::default() });
+    let all: Vec<u32> = (0..EXPERTS).collect();
+    drop(world.store.step(3, &all, 12, None).unwrap());
+    // The one worker may have started one expert, or two if this thread was slow.
+    assert!(world.store.counters().loads < 6, "{:?}", world.store.counters());
+    assert_eq!(world.store.reader().in_flight(), 0);
+    assert!(world.store.resident().is_empty());
+    run(&mut world.store, 3, &all).unwrap();
+}
+
+#[test]
 fn unions_that_make_no_sense_are_refused() {
     let mut world = world(1, 1, 1, &Faults::default());
     let before = world.store.counters();
