@@ -6,6 +6,7 @@
 //! read needs no copy.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use forebay_core::format::Format;
 use forebay_core::segment::ReadSegment;
@@ -37,7 +38,7 @@ pub struct Part {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpertRecord {
     /// The reads, in file order. Their destinations do not overlap.
-    pub segments: Box<[ReadSegment]>,
+    pub segments: Arc<[ReadSegment]>,
     /// Gate, up and down, in this order whatever their order in the files.
     pub parts: [Part; 3],
     /// Bytes of slab that the expert takes.
@@ -271,7 +272,7 @@ mod tests {
             let record = ExpertRecord::new(gate, up, down).unwrap();
             // A slab whose bytes tell where in which file they came from.
             let mut slab = vec![None; record.len];
-            for read in &record.segments {
+            for read in record.segments.iter() {
                 prop_assert_eq!(read.dst % SEGMENT_ALIGN, 0);
                 for i in 0..read.len {
                     prop_assert!(slab[read.dst + i].replace((read.shard, read.offset + i as u64)).is_none());
