@@ -14,17 +14,20 @@ pub struct RouterRule {
 /// A router that cannot choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-#[error(
-    "the router wants {wanted} experts but only {finite} of {experts} have a finite score; \
-     the weights or the activations before it are damaged: verify the model files"
-)]
-pub struct RouterError {
-    /// Experts per token.
-    pub wanted: usize,
-    /// Experts with a finite score.
-    pub finite: usize,
-    /// All experts.
-    pub experts: usize,
+pub enum RouterError {
+    /// NaN or infinity took the place of too many scores.
+    #[error(
+        "the router wants {wanted} experts but only {finite} of {experts} have a finite score; \
+         the weights or the activations before it are damaged: verify the model files"
+    )]
+    TooFewExperts {
+        /// Experts per token.
+        wanted: usize,
+        /// Experts with a finite score.
+        finite: usize,
+        /// All experts.
+        experts: usize,
+    },
 }
 
 /// Chooses `ids.len()` experts for one token, in rank order (best first).
@@ -34,7 +37,7 @@ pub struct RouterError {
 /// normalised and scaled as `rule` says. On return `logits` holds the scores.
 ///
 /// # Errors
-/// [`RouterError`] if fewer than `ids.len()` experts have a finite score.
+/// [`RouterError::TooFewExperts`] if fewer than `ids.len()` experts have a finite score.
 ///
 /// # Panics
 /// If `bias` and `logits`, or `ids` and `weights`, differ in length.
@@ -53,7 +56,7 @@ pub fn route(
     let choice = |e: usize| Some(scores[e] + bias[e]).filter(|c| c.is_finite());
     let finite = (0..scores.len()).filter(|e| choice(*e).is_some()).count();
     if finite < ids.len() {
-        return Err(RouterError { wanted: ids.len(), finite, experts: scores.len() });
+        return Err(RouterError::TooFewExperts { wanted: ids.len(), finite, experts: scores.len() });
     }
     // One insertion pass: `ids` stays sorted by choice (kept in `weights` meanwhile), and an
     // expert only passes those it strictly beats, so that ties keep ascending ids.

@@ -81,6 +81,14 @@ impl Team {
     /// # Errors
     /// The system's error if a thread cannot be started.
     pub fn new(threads: usize) -> std::io::Result<Self> {
+        Self::named("forebay", threads)
+    }
+
+    /// As [`new`](Self::new), with threads called `name-1`, `name-2` ...
+    ///
+    /// # Errors
+    /// The system's error if a thread cannot be started.
+    pub fn named(name: &str, threads: usize) -> std::io::Result<Self> {
         let threads = threads.max(1);
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
@@ -94,7 +102,7 @@ impl Team {
         let mut team = Self { shared, workers: Vec::with_capacity(threads - 1), turn: Mutex::new(()) };
         for index in 1..threads {
             let shared = Arc::clone(&team.shared);
-            let worker = thread::Builder::new().name(format!("forebay-{index}"));
+            let worker = thread::Builder::new().name(format!("{name}-{index}"));
             team.workers.push(worker.spawn(move || shared.work(index))?);
         }
         Ok(team)
