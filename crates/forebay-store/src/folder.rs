@@ -1,6 +1,7 @@
 //! What to tell somebody whose path is not a model folder.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use crate::json;
@@ -9,13 +10,9 @@ use crate::json;
 ///
 /// The result finishes a sentence and never fails: what cannot be looked at is passed over.
 pub fn advice(path: &Path) -> String {
-    let Ok(meta) = fs::metadata(path) else {
-        let dangling = fs::symlink_metadata(path).is_ok();
-        return if dangling {
-            "it is a link to something that is gone; restore the target or give the real folder".to_owned()
-        } else {
-            "there is nothing at that path; check the spelling, or download the model there".to_owned()
-        };
+    let meta = match fs::metadata(path) {
+        Ok(meta) => meta,
+        Err(error) => return unreachable_path(path, error.kind()).to_owned(),
     };
     if meta.is_dir() {
         return inside(path);
@@ -27,6 +24,20 @@ pub fn advice(path: &Path) -> String {
         "it is a file; give the folder that holds it".to_owned()
     } else {
         "it is a file; give the folder that holds config.json and the .safetensors files".to_owned()
+    }
+}
+
+fn unreachable_path(path: &Path, kind: ErrorKind) -> &'static str {
+    let is_link = fs::symlink_metadata(path).is_ok();
+    match kind {
+        ErrorKind::NotFound if is_link => {
+            "it is a link to something that is gone; restore the target or give the real folder"
+        }
+        ErrorKind::NotFound | ErrorKind::NotADirectory => {
+            "there is nothing at that path; check the spelling, or download the model there"
+        }
+        ErrorKind::PermissionDenied => "you have no permission to look at it",
+        _ => "it cannot be looked at; check the disk",
     }
 }
 
