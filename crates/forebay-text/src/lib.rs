@@ -1,1 +1,24 @@
 //! Strings at the edge: tokenizer, chat template, stop set, incremental decoding.
+//!
+//! The way in: messages -> [`template::ChatTemplate`] -> [`prompt::RenderedPrompt`] (which spans are
+//! control tokens, which are text) -> [`tokenizer::Tokenizer::encode_rendered`] -> ids. The way out: ids
+//! -> [`tokenizer::Tokenizer::token_bytes`] -> [`stream::Utf8Stream`] -> [`reasoning::ReasoningSplitter`],
+//! until an id is in the [`stops::StopSet`].
+//!
+//! User text can never become a control token: see [`prompt`] for how that holds by construction.
+
+pub mod prompt;
+pub mod reasoning;
+pub mod stops;
+pub mod stream;
+pub mod template;
+pub mod tokenizer;
+
+mod limits;
+
+pub use prompt::{PromptPart, RenderedPrompt};
+pub use reasoning::{ReasoningDelta, ReasoningSplitter};
+pub use stops::StopSet;
+pub use stream::Utf8Stream;
+pub use template::{ChatMessage, ChatTemplate, RenderOptions};
+pub use tokenizer::Tokenizer;
