@@ -1,1 +1,32 @@
 //! Model families as readable forward passes.
+//!
+//! - [`spec`]: what a model is, as data. [`families`]: how a family's `config.json`
+//!   becomes that data, and what it calls its tensors.
+//! - [`snapshot`]: one model folder, checked as a whole before anything is allocated.
+//! - [`weights`]: the resident tensors. [`experts`]: the routed ones, as they are read.
+//! - [`kv`]: the cache of one sequence. [`forward`]: the pass itself, with
+//!   [`attention`] and [`moe`] as its two halves.
+//!
+//! This crate decides nothing about memory or time: the engine gives it a budgeted
+//! expert store and a thread team.
+
+pub mod arith;
+pub mod attention;
+pub mod experts;
+pub mod families;
+pub mod forward;
+pub mod kv;
+pub mod moe;
+pub mod snapshot;
+pub mod spec;
+pub mod trace;
+pub mod weights;
+
+pub use arith::Arith;
+pub use experts::ExpertTable;
+pub use forward::{Context, ForwardError, Workspace, forward, logits};
+pub use kv::{KvCache, KvDtype};
+pub use snapshot::{Snapshot, SnapshotError, SnapshotOptions};
+pub use spec::{Capability, ModelSpec};
+pub use trace::Trace;
+pub use weights::{Model, WeightError};

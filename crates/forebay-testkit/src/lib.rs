@@ -1,3 +1,5 @@
-//! Small worlds for tests: tiny models, goldens, faulty disks.
+//! Small worlds for tests: containers, toy models, goldens, faulty disks.
 
+pub mod container;
 pub mod fault;
+pub mod toy;

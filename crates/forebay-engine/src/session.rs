@@ -1,0 +1,365 @@
+//! One sequence: its KV cache, what is in it, and the loop that extends it.
+
+use std::time::{Duration, Instant};
+
+use forebay_core::CancelToken;
+use forebay_model::forward::LOGIT_ROWS;
+use forebay_model::{ForwardError, KvCache, Trace, Workspace, forward, logits};
+use forebay_tiers::Counters;
+
+use crate::engine::Engine;
+use crate::sample::{SampleError, Sampler, Sampling, argmax};
+
+/// What to generate.
+#[derive(Clone, Debug)]
+pub struct Request<'a> {
+    /// Tokens to append before generating; may be empty to continue.
+    pub prompt: &'a [u32],
+    /// Most tokens to generate.
+    pub max_tokens: usize,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Tokens that end the answer; never emitted and never kept.
+    pub stops: &'a [u32],
+}
+
+/// What happens while generating.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Event {
+    /// So many prompt tokens of so many are in the cache.
+    Prefill {
+        /// Tokens done.
+        done: usize,
+        /// Tokens in all.
+        total: usize,
+    },
+    /// The next token of the answer.
+    Token(u32),
+}
+
+/// Why generation ended without an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// The model produced a stop token.
+    Stop,
+    /// `max_tokens` were generated.
+    Length,
+    /// The context is full.
+    Context,
+    /// The caller cancelled.
+    Cancelled,
+}
+
+/// What a generation did and cost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outcome {
+    /// Why it ended.
+    pub finish: Finish,
+    /// What it cost.
+    pub stats: Stats,
+}
+
+/// Measured cost of one generation.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Stats {
+    /// Tokens run before the first new one, a pending one included.
+    pub prompt_tokens: usize,
+    /// Tokens generated.
+    pub new_tokens: usize,
+    /// Time for the prompt.
+    pub prefill: Duration,
+    /// Time for everything after it.
+    pub decode: Duration,
+    /// Time from the start to the first new token; `None` if there was none.
+    pub first_token: Option<Duration>,
+    /// Passes after the prompt.
+    pub decode_passes: usize,
+    /// Expert streaming.
+    pub experts: Counters,
+    /// Logits that were not finite numbers and were left out of sampling.
+    pub non_finite_logits: u64,
+}
+
+/// Why generation failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GenerateError {
+    /// A pass failed.
+    #[error(transparent)]
+    Forward(#[from] ForwardError),
+    /// No token could be chosen.
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+}
+
+/// Teacher-forced score of one token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenScore {
+    /// The token.
+    pub token: u32,
+    /// Natural logarithm of its probability after the tokens before it.
+    pub log_probability: f64,
+    /// The token with the largest logit at that place.
+    pub best: u32,
+}
+
+/// One sequence. Belongs to the engine that made it.
+pub struct Session {
+    kv: KvCache,
+    /// The tokens in the cache.
+    tokens: Vec<u32>,
+    /// The last emitted token, if it is not in the cache yet.
+    pending: Option<u32>,
+    /// Logits after the last token in the cache; empty before the first pass.
+    logits: Vec<f32>,
+    workspace: Workspace,
+}
+
+impl Session {
+    /// An empty sequence with the planned context.
+    pub fn new(engine: &Engine) -> Self {
+        Self {
+            kv: engine.new_kv(),
+            tokens: Vec::new(),
+            pending: None,
+            logits: Vec::new(),
+            workspace: Workspace::default(),
+        }
+    }
+
+    /// The tokens in the cache.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// The last emitted token, while it is not in the cache.
+    pub fn pending(&self) -> Option<u32> {
+        self.pending
+    }
+
+    /// The cache, for tests and dumps.
+    pub fn kv(&self) -> &KvCache {
+        &self.kv
+    }
+
+    /// Logits after the last token in the cache.
+    pub fn last_logits(&self) -> &[f32] {
+        &self.logits
+    }
+
+    /// Hidden state (before the final norm) of row `row` of the last pass.
+    pub fn hidden(&self, engine: &Engine, row: usize) -> &[f32] {
+        self.workspace.hidden(engine.spec(), row)
+    }
+
+    /// Forgets everything from position `len` on, a pending token included.
+    pub fn truncate(&mut self, len: usize) {
+        self.pending = None;
+        if len < self.tokens.len() {
+            self.kv.truncate(len);
+            self.tokens.truncate(len);
+            self.logits.clear();
+        }
+    }
+
+    /// Makes this the sequence `wanted` as far as the cache goes, and returns how many of its
+    /// tokens are in the cache; the rest is the prompt of the next [`generate`](Self::generate).
+    /// At least one token is always left to run, so that there are logits to go on from.
+    pub fn reuse(&mut self, wanted: &[u32]) -> usize {
+        let common = self.tokens.iter().zip(wanted).take_while(|(a, b)| a == b).count();
+        let kept = common.min(wanted.len().saturating_sub(1));
+        self.truncate(kept);
+        kept
+    }
+
+    /// Runs the prompt and generates until a stop token, a limit or a cancellation.
+    ///
+    /// `on_event` sees every token as it is chosen. After an error the sequence holds
+    /// what had been run before it and can be used again.
+    pub fn generate(
+        &mut self,
+        engine: &mut Engine,
+        request: &Request<'_>,
+        cancel: &CancelToken,
+        mut trace: Option<&mut (dyn Trace + '_)>,
+        on_event: &mut dyn FnMut(Event),
+    ) -> Result<Outcome, GenerateError> {
+        let mut sampler = Sampler::new(request.sampling)?;
+        let before = engine.counters();
+        let started = Instant::now();
+        let mut stats = Stats::default();
+        let finish =
+            self.run(engine, request, cancel, &mut trace, on_event, &mut sampler, &mut stats, started)?;
+        stats.decode = started.elapsed() - stats.prefill;
+        stats.experts = engine.counters().since(&before);
+        stats.non_finite_logits = sampler.non_finite();
+        Ok(Outcome { finish, stats })
+    }
+
+    #[allow(clippy::too_many_arguments)] // The loop's state, split so that `generate` can measure around it.
+    fn run(
+        &mut self,
+        engine: &mut Engine,
+        request: &Request<'_>,
+        cancel: &CancelToken,
+        trace: &mut Option<&mut (dyn Trace + '_)>,
+        on_event: &mut dyn FnMut(Event),
+        sampler: &mut Sampler,
+        stats: &mut Stats,
+        started: Instant,
+    ) -> Result<Finish, GenerateError> {
+        let prompt: Vec<u32> = self.pending.into_iter().chain(request.prompt.iter().copied()).collect();
+        stats.prompt_tokens = prompt.len();
+        if let Finish::Cancelled = self.prefill(engine, &prompt, cancel, trace, on_event)? {
+            stats.prefill = started.elapsed();
+            return Ok(Finish::Cancelled);
+        }
+        stats.prefill = started.elapsed();
+        while stats.new_tokens < request.max_tokens {
+            let next = sampler.pick(&self.logits)?;
+            if request.stops.contains(&next) {
+                return Ok(Finish::Stop);
+            }
+            self.pending = Some(next);
+            stats.new_tokens += 1;
+            stats.first_token.get_or_insert_with(|| started.elapsed());
+            on_event(Event::Token(next));
+            if stats.new_tokens == request.max_tokens {
+                break;
+            }
+            if self.kv.len() == self.kv.capacity() {
+                return Ok(Finish::Context);
+            }
+            stats.decode_passes += 1;
+            if let Finish::Cancelled = self.extend(engine, &[next], cancel, trace)? {
+                return Ok(Finish::Cancelled);
+            }
+        }
+        Ok(Finish::Length)
+    }
+
+    /// Runs `prompt` in chunks of the planned size.
+    fn prefill(
+        &mut self,
+        engine: &mut Engine,
+        prompt: &[u32],
+        cancel: &CancelToken,
+        trace: &mut Option<&mut (dyn Trace + '_)>,
+        on_event: &mut dyn FnMut(Event),
+    ) -> Result<Finish, GenerateError> {
+        if prompt.is_empty() && self.logits.is_empty() {
+            return Err(ForwardError::NoTokens.into());
+        }
+        // Refused as a whole: nothing of a prompt that does not fit is run.
+        let (used, capacity) = (self.kv.len(), self.kv.capacity());
+        if prompt.len() > capacity - used {
+            return Err(ForwardError::ContextFull { tokens: prompt.len(), used, capacity }.into());
+        }
+        let chunk = engine.plan().chunk;
+        let mut done = 0;
+        for tokens in prompt.chunks(chunk) {
+            if let Finish::Cancelled = self.extend(engine, tokens, cancel, trace)? {
+                return Ok(Finish::Cancelled);
+            }
+            done += tokens.len();
+            on_event(Event::Prefill { done, total: prompt.len() });
+        }
+        Ok(Finish::Length)
+    }
+
+    /// One pass over `tokens`; afterwards they are in the cache and the last row's logits are known.
+    fn extend(
+        &mut self,
+        engine: &mut Engine,
+        tokens: &[u32],
+        cancel: &CancelToken,
+        trace: &mut Option<&mut (dyn Trace + '_)>,
+    ) -> Result<Finish, GenerateError> {
+        let (ctx, store) = engine.split();
+        let trace = trace.as_mut().map(|t| &mut **t as &mut dyn Trace);
+        match forward(ctx, store, &mut self.kv, tokens, &mut self.workspace, cancel, trace) {
+            Ok(()) => {}
+            Err(ForwardError::Cancelled) => return Ok(Finish::Cancelled),
+            Err(other) => return Err(other.into()),
+        }
+        self.pending = None;
+        self.tokens.extend_from_slice(tokens);
+        let last = tokens.len() - 1..tokens.len();
+        self.logits.clear();
+        self.logits.extend_from_slice(logits(ctx, &mut self.workspace, last));
+        Ok(Finish::Length)
+    }
+
+    /// Appends `tokens` and calls `on_row` with each token's position in `tokens` and the logits
+    /// after it: teacher forcing.
+    pub fn run_tokens(
+        &mut self,
+        engine: &mut Engine,
+        tokens: &[u32],
+        cancel: &CancelToken,
+        on_row: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), GenerateError> {
+        let (used, capacity) = (self.kv.len(), self.kv.capacity());
+        if tokens.len() > capacity - used {
+            return Err(ForwardError::ContextFull { tokens: tokens.len(), used, capacity }.into());
+        }
+        let (chunk, vocab) = (engine.plan().chunk, engine.spec().vocab);
+        self.pending = None;
+        let mut at = 0;
+        for tokens in tokens.chunks(chunk) {
+            let (ctx, store) = engine.split();
+            forward(ctx, store, &mut self.kv, tokens, &mut self.workspace, cancel, None)?;
+            self.tokens.extend_from_slice(tokens);
+            for first in (0..tokens.len()).step_by(LOGIT_ROWS) {
+                let rows = first..tokens.len().min(first + LOGIT_ROWS);
+                let block = logits(ctx, &mut self.workspace, rows);
+                for row in block.chunks_exact(vocab) {
+                    on_row(at, row);
+                    at += 1;
+                }
+                self.logits.clear();
+                self.logits.extend_from_slice(&block[block.len() - vocab..]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Scores every token of `tokens` after the first one, given those before it.
+    ///
+    /// The sequence must be empty; it holds `tokens` afterwards.
+    pub fn score(
+        &mut self,
+        engine: &mut Engine,
+        tokens: &[u32],
+        cancel: &CancelToken,
+        on_progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Vec<TokenScore>, GenerateError> {
+        self.truncate(0);
+        let mut scores = Vec::with_capacity(tokens.len());
+        let mut failed = None;
+        self.run_tokens(engine, tokens, cancel, &mut |at, row| {
+            if let Some(&token) = tokens.get(at + 1) {
+                match argmax(row) {
+                    Ok(best) => {
+                        let log_probability = log_probability(row, token);
+                        scores.push(TokenScore { token, log_probability, best });
+                    }
+                    Err(error) => failed = Some(error),
+                }
+            }
+            on_progress(at + 1, tokens.len());
+        })?;
+        match failed {
+            Some(error) => Err(error.into()),
+            None => Ok(scores),
+        }
+    }
+}
+
+/// `log softmax(logits)[token]`, summed in f64.
+pub fn log_probability(logits: &[f32], token: u32) -> f64 {
+    let top = logits.iter().copied().filter(|l| l.is_finite()).fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 =
+        logits.iter().filter(|l| l.is_finite()).map(|&l| libm::exp(f64::from(l) - f64::from(top))).sum();
+    f64::from(logits[token as usize]) - f64::from(top) - libm::log(sum)
+}

@@ -1,0 +1,274 @@
+//! The routed experts of a model: where their bytes are, how they are read into a
+//! slab, and what the slab then holds.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use forebay_core::{Format, MatrixView, ReadSegment};
+use forebay_io::Transform;
+use forebay_store::catalog::Catalog;
+use forebay_store::layout::{self, LayoutError, WeightLayout};
+use forebay_store::record::{ExpertRecord, Part, RecordError, SEGMENT_ALIGN};
+
+use crate::families::glm;
+use crate::families::roles::{Role, Shape, TensorNeed};
+use crate::spec::ModelSpec;
+use crate::weights::reencode;
+
+/// Why the experts of a snapshot cannot be streamed.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExpertTableError {
+    /// A tensor is missing or malformed.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// An expert is too large.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    /// Experts of one layer come in several formats, which quantising at load cannot handle.
+    #[error(
+        "layer {layer} stores its experts in several formats ({first} and {other}); \
+         leave out --quantize to use them as they are"
+    )]
+    MixedFormats {
+        /// The layer.
+        layer: usize,
+        /// Format of expert 0's gate matrix.
+        first: Format,
+        /// A different one.
+        other: Format,
+    },
+}
+
+/// The experts of one layer.
+#[derive(Clone)]
+pub struct ExpertLayer {
+    /// How each expert is read: segments with destinations in the slab or, when
+    /// quantised at load, in the raw buffer.
+    pub segments: Vec<Arc<[ReadSegment]>>,
+    /// Bytes of slab an expert takes, at most.
+    pub slab_len: usize,
+    /// Quantises an expert as it arrives.
+    pub transform: Option<Arc<QuantiseExpert>>,
+    parts: Vec<[Part; 3]>,
+}
+
+impl ExpertLayer {
+    /// Gate, up and down of expert `expert`, whose slab holds `bytes`.
+    ///
+    /// # Panics
+    /// If `bytes` is not the slab that the layer's segments (and transform) filled.
+    pub fn views<'a>(&self, expert: usize, bytes: &'a [u8]) -> [MatrixView<'a>; 3] {
+        let parts = match &self.transform {
+            Some(transform) => &transform.quantised,
+            None => &self.parts[expert],
+        };
+        parts.each_ref().map(|part| part_view(part, bytes))
+    }
+}
+
+fn part_view<'a>(part: &Part, bytes: &'a [u8]) -> MatrixView<'a> {
+    let scales = bytemuck::try_cast_slice(&bytes[part.scales.clone()])
+        .expect("records place scales at multiples of 4 of an aligned slab");
+    MatrixView::new(part.format, part.rows, part.cols, &bytes[part.codes.clone()], scales)
+        .expect("records are built from checked layouts")
+}
+
+/// Every routed expert of the decoder layers.
+#[derive(Clone, Default)]
+pub struct ExpertTable {
+    layers: BTreeMap<usize, ExpertLayer>,
+    /// Experts whose codes, and whose scales, come with one read each.
+    pub coalesced: usize,
+    /// All experts.
+    pub total: usize,
+    /// Bytes of all experts in the files.
+    pub file_bytes: u64,
+    /// Formats in use, with the number of matrices in each.
+    pub formats: BTreeMap<String, usize>,
+}
+
+impl ExpertTable {
+    /// Finds every expert of the sparse layers, per-expert or fused.
+    pub fn build(
+        spec: &ModelSpec,
+        catalog: &Catalog,
+        quantise: Option<Format>,
+    ) -> Result<Self, ExpertTableError> {
+        let mut table = Self::default();
+        for layer in spec.sparse_layers() {
+            let mut parts = Vec::with_capacity(spec.moe.experts);
+            let mut segments: Vec<Arc<[ReadSegment]>> = Vec::with_capacity(spec.moe.experts);
+            let mut layouts = Vec::with_capacity(spec.moe.experts);
+            let mut slab_len = 0;
+            for expert in 0..spec.moe.experts {
+                let three = expert_layouts(spec, catalog, layer, expert)?;
+                let record = ExpertRecord::new(&three[0], &three[1], &three[2])?;
+                table.coalesced += usize::from(record.coalesced);
+                table.total += 1;
+                table.file_bytes += record.read_bytes() as u64;
+                for layout in &three {
+                    *table.formats.entry(layout.format.to_string()).or_default() += 1;
+                }
+                slab_len = slab_len.max(record.len);
+                parts.push(record.parts);
+                segments.push(Arc::from(record.segments));
+                layouts.push(three);
+            }
+            let wanted = quantise.filter(|_| layouts.iter().flatten().any(|l| !l.format.is_integer()));
+            let entry = match wanted {
+                None => ExpertLayer { segments, slab_len, transform: None, parts },
+                Some(format) => quantised_layer(layer, format, &layouts)?,
+            };
+            table.layers.insert(layer, entry);
+        }
+        Ok(table)
+    }
+
+    /// The experts of layer `layer`, if it is sparse.
+    pub fn layer(&self, layer: usize) -> Option<&ExpertLayer> {
+        self.layers.get(&layer)
+    }
+
+    /// The sparse layers, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, &ExpertLayer)> {
+        self.layers.iter().map(|(&layer, experts)| (layer, experts))
+    }
+}
+
+/// Whether layer `layer` stores its experts in the fused 3-D tensors of transformers.
+pub(crate) fn is_fused(catalog: &Catalog, layer: usize) -> bool {
+    glm::fused_expert_names(layer).iter().any(|name| catalog.get(name).is_some())
+}
+
+fn expert_layouts(
+    spec: &ModelSpec,
+    catalog: &Catalog,
+    layer: usize,
+    expert: usize,
+) -> Result<[WeightLayout; 3], LayoutError> {
+    let (experts, width, hidden) = (spec.moe.experts, spec.moe.expert_width, spec.hidden);
+    if is_fused(catalog, layer) {
+        let [gate_up, down] = glm::fused_expert_names(layer);
+        let half = |rows| layout::fused_slice(catalog, &gate_up, [experts, 2 * width, hidden], expert, rows);
+        let down = layout::fused_slice(catalog, &down, [experts, hidden, width], expert, 0..hidden)?;
+        return Ok([half(0..width)?, half(width..2 * width)?, down]);
+    }
+    let find = |need: &TensorNeed| match need.shape {
+        Shape::Matrix { rows, cols } | Shape::FloatMatrix { rows, cols } => {
+            layout::weight(catalog, &need.name, rows, cols)
+        }
+        Shape::Vector { len } => layout::vector(catalog, &need.name, len),
+    };
+    let [gate, up, down] = glm::expert_needs(spec, layer, expert);
+    Ok([find(&gate)?, find(&up)?, find(&down)?])
+}
+
+/// A layer whose experts are quantised as they arrive: every expert is read into the same raw
+/// layout (down, gate, up, the order of the usual files, then scales), whatever its place on disk.
+fn quantised_layer(
+    layer: usize,
+    format: Format,
+    layouts: &[[WeightLayout; 3]],
+) -> Result<ExpertLayer, ExpertTableError> {
+    let first = &layouts[0];
+    for three in layouts {
+        for (a, b) in first.iter().zip(three) {
+            if a.format != b.format {
+                return Err(ExpertTableError::MixedFormats { layer, first: a.format, other: b.format });
+            }
+        }
+    }
+    let raw = lay_out(first.each_ref().map(|l| (l.format, l.rows, l.cols)));
+    let quantised =
+        lay_out(first.each_ref().map(|l| (Role::RoutedExpert.quantised(l.format, format), l.rows, l.cols)));
+    let segments = layouts.iter().map(|three| raw_segments(three, &raw.0)).collect();
+    let transform = QuantiseExpert { raw: raw.0.clone(), raw_len: raw.1, quantised: quantised.0 };
+    Ok(ExpertLayer {
+        segments,
+        slab_len: quantised.1,
+        transform: Some(Arc::new(transform)),
+        parts: Vec::new(),
+    })
+}
+
+/// Places three matrices (gate, up, down) in a buffer: codes in the order down, gate, up,
+/// then their scales; also the buffer's length. The sizes were checked with the files.
+fn lay_out(matrices: [(Format, usize, usize); 3]) -> ([Part; 3], usize) {
+    let mut at = 0usize;
+    let mut parts =
+        matrices.map(|(format, rows, cols)| Part { format, rows, cols, codes: 0..0, scales: 0..0 });
+    for role in [2, 0, 1] {
+        let part = &mut parts[role];
+        let len = part.format.payload_bytes(part.rows, part.cols).unwrap_or(0);
+        part.codes = at..at + len;
+        at += len;
+    }
+    at = at.next_multiple_of(SEGMENT_ALIGN);
+    for role in [2, 0, 1] {
+        let part = &mut parts[role];
+        let len = 4 * part.format.scale_count(part.rows, part.cols).unwrap_or(0);
+        part.scales = at..at + len;
+        at += len;
+    }
+    (parts, at)
+}
+
+/// The reads that fill `raw` for one expert, joined where both file and buffer are contiguous.
+fn raw_segments(layouts: &[WeightLayout; 3], raw: &[Part; 3]) -> Arc<[ReadSegment]> {
+    let mut reads: Vec<ReadSegment> = Vec::with_capacity(6);
+    for (layout, part) in layouts.iter().zip(raw) {
+        let pieces = [(Some(layout.codes), &part.codes), (layout.scales, &part.scales)];
+        for (extent, range) in pieces {
+            if let Some(extent) = extent {
+                let (shard, offset) = (extent.shard, extent.offset);
+                reads.push(ReadSegment { shard, offset, len: range.len(), dst: range.start });
+            }
+        }
+    }
+    reads.sort_by_key(|read| (read.shard, read.offset));
+    let mut joined: Vec<ReadSegment> = Vec::with_capacity(reads.len());
+    for read in reads {
+        match joined.last_mut() {
+            Some(last)
+                if last.shard == read.shard
+                    && last.offset + last.len as u64 == read.offset
+                    && last.dst + last.len == read.dst =>
+            {
+                last.len += read.len;
+            }
+            _ => joined.push(read),
+        }
+    }
+    joined.into()
+}
+
+/// Re-encodes an expert's three matrices on the reading thread.
+#[derive(Clone, Debug)]
+pub struct QuantiseExpert {
+    raw: [Part; 3],
+    raw_len: usize,
+    quantised: [Part; 3],
+}
+
+impl Transform for QuantiseExpert {
+    fn raw_len(&self) -> usize {
+        self.raw_len
+    }
+
+    fn apply(&self, raw: &[u8], slab: &mut [u8]) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        for (from, to) in self.raw.iter().zip(&self.quantised) {
+            // The raw buffer has no promised alignment, so scales are copied out.
+            let scales: Vec<f32> = raw[from.scales.clone()]
+                .chunks_exact(4)
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect();
+            let view = MatrixView::new(from.format, from.rows, from.cols, &raw[from.codes.clone()], &scales)?;
+            let matrix = reencode(&view, to.format)?;
+            let (codes, scales) = matrix.parts();
+            slab[to.codes.clone()].copy_from_slice(codes);
+            slab[to.scales.clone()].copy_from_slice(bytemuck::cast_slice(scales));
+        }
+        Ok(())
+    }
+}

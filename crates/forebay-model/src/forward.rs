@@ -1,0 +1,350 @@
+//! The forward pass: embedding, decoder layers, head.
+//!
+//! `x += attention(norm(x)); x += ffn(norm(x))` per layer, pre-norm, residual in f32
+//! (forward spec section 6). Every row's result depends only on that row and on the
+//! cached rows before it: never on the batch, the threads, or where experts were.
+
+use forebay_core::CancelToken;
+use forebay_kernels::{Activations, Input, Kernels, MatmulJob, RouterError, Team, matmul_many};
+use forebay_tiers::{ExpertError, ExpertStore};
+
+use crate::arith::Arith;
+use crate::attention::{self, AttentionScratch};
+use crate::experts::ExpertTable;
+use crate::families::roles::Role;
+use crate::kv::KvCache;
+use crate::moe::{self, MoeScratch};
+use crate::spec::ModelSpec;
+use crate::trace::Trace;
+use crate::weights::{Ffn, Matrix, Mlp, Model};
+
+/// What a forward pass computes with. Nothing in here changes from pass to pass.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    /// Resident weights.
+    pub model: &'a Model,
+    /// Where routed experts are, and their layout in a slab.
+    pub table: &'a ExpertTable,
+    /// The instruction set's arithmetic.
+    pub kernels: Kernels,
+    /// The threads.
+    pub team: &'a Team,
+    /// Arithmetic mode.
+    pub arith: Arith,
+    /// Select keys even where all of them fit into the selection. Changes nothing
+    /// but the work done; tests rely on that.
+    pub force_selection: bool,
+}
+
+/// Why a forward pass stopped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ForwardError {
+    /// No tokens were given.
+    #[error("there are no tokens to run; give at least one")]
+    NoTokens,
+    /// A token id has no embedding.
+    #[error("token {token} is outside the vocabulary of {vocab} ids; the tokenizer does not fit the model")]
+    Token {
+        /// The id.
+        token: u32,
+        /// Ids there are.
+        vocab: usize,
+    },
+    /// The KV cache is too small.
+    #[error(
+        "{tokens} tokens after {used} do not fit into a context of {capacity}; \
+         shorten the text or raise --context"
+    )]
+    ContextFull {
+        /// Tokens to add.
+        tokens: usize,
+        /// Positions already used.
+        used: usize,
+        /// Positions there are.
+        capacity: usize,
+    },
+    /// The router of a layer could not choose.
+    #[error("layer {layer}, position {position}: {cause}; the weights may be damaged")]
+    Router {
+        /// The layer.
+        layer: usize,
+        /// The row's position.
+        position: usize,
+        /// Why.
+        cause: RouterError,
+    },
+    /// A routed expert could not be read.
+    #[error(transparent)]
+    Expert(#[from] ExpertError),
+    /// A row of the residual stream is no longer finite.
+    #[error(
+        "layer {layer} produced a value that is not finite at position {position}; \
+         the weights may be damaged, or the text drives them out of range"
+    )]
+    NonFinite {
+        /// The layer.
+        layer: usize,
+        /// The row's position.
+        position: usize,
+    },
+    /// The caller asked to stop.
+    #[error("cancelled")]
+    Cancelled,
+}
+
+/// Buffers of the forward pass, reused from pass to pass.
+#[derive(Default)]
+pub struct Workspace {
+    /// `[rows, hidden]`: the residual stream; after a pass, the hidden states before the final norm.
+    x: Vec<f32>,
+    normed: Vec<f32>,
+    /// `[rows, hidden]`: what attention or the feed-forward part adds.
+    update: Vec<f32>,
+    quantised: Quantised,
+    attention: AttentionScratch,
+    mlp: MlpScratch,
+    moe: MoeScratch,
+    logits: Vec<f32>,
+}
+
+impl Workspace {
+    /// The hidden state of row `row` of the last pass, before the final norm.
+    pub fn hidden(&self, spec: &ModelSpec, row: usize) -> &[f32] {
+        &self.x[row * spec.hidden..(row + 1) * spec.hidden]
+    }
+
+    /// Bytes of buffers that passes of up to `rows` rows, with `context` positions, can need.
+    pub fn planned_bytes(spec: &ModelSpec, rows: usize, context: usize, threads: usize) -> u64 {
+        let hidden = spec.hidden;
+        // x, normed, update, and quantised copies (a byte and a quarter per value, rounded up).
+        let stream = rows * (3 * hidden + hidden / 2);
+        let attention = AttentionScratch::planned_values(spec, rows, context, threads);
+        let dense = MlpScratch::planned_values(rows, spec.dense_width.max(spec.moe.shared_width), hidden);
+        let moe = MoeScratch::planned_values(spec, rows);
+        let logits = LOGIT_ROWS * spec.vocab;
+        4 * (stream + attention + dense + moe + logits) as u64
+    }
+}
+
+/// At most this many rows of logits are asked for at once.
+pub const LOGIT_ROWS: usize = 8;
+
+/// One buffer of quantised activations per width.
+#[derive(Default)]
+pub(crate) struct Quantised(Vec<Activations>);
+
+impl Quantised {
+    /// The buffer for rows of `cols` values.
+    pub(crate) fn of_width(&mut self, cols: usize) -> &mut Activations {
+        let at = self.0.iter().position(|a| a.cols() == cols).unwrap_or_else(|| {
+            self.0.push(Activations::new(cols));
+            self.0.len() - 1
+        });
+        &mut self.0[at]
+    }
+}
+
+impl Context<'_> {
+    /// Whether a matrix of this role is multiplied with int8 activations.
+    pub(crate) fn uses_int8(&self, role: Role, weights: &Matrix) -> bool {
+        role.arith(self.arith) == Arith::Int8 && weights.view().format().is_integer()
+    }
+
+    /// `y = W x` for every row of `x`.
+    pub(crate) fn linear(
+        &self,
+        role: Role,
+        weights: &Matrix,
+        x: &[f32],
+        quantised: &mut Quantised,
+        y: &mut [f32],
+    ) {
+        self.linears(role, x, quantised, [(weights, y)]);
+    }
+
+    /// Several matrices of one role over the same rows, the activations quantised once.
+    pub(crate) fn linears<const N: usize>(
+        &self,
+        role: Role,
+        x: &[f32],
+        quantised: &mut Quantised,
+        products: [(&Matrix, &mut [f32]); N],
+    ) {
+        let int8 = products.iter().any(|(weights, _)| self.uses_int8(role, weights));
+        let input = if int8 {
+            let cols = products[0].0.view().cols();
+            let activations = quantised.of_width(cols);
+            activations.quantise(self.kernels, x);
+            Input::int8(x, activations)
+        } else {
+            Input::exact(x)
+        };
+        let mut jobs = products.map(|(weights, y)| MatmulJob::new(weights.view(), input, y));
+        matmul_many(self.kernels, self.team, &mut jobs);
+    }
+
+    /// RMS norm of every row of `x`.
+    pub(crate) fn rms_norms(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+        for (row, out) in x.chunks_exact(weight.len()).zip(out.chunks_exact_mut(weight.len())) {
+            self.kernels.rms_norm(row, weight, eps, out);
+        }
+    }
+}
+
+/// Runs `tokens` at the positions after `kv`'s length and appends them to the cache.
+///
+/// On success the cache is longer by the tokens, [`Workspace::hidden`] holds their hidden
+/// states and [`logits`] can be asked for. On any error the cache keeps its length.
+pub fn forward(
+    ctx: Context<'_>,
+    store: &mut ExpertStore,
+    kv: &mut KvCache,
+    tokens: &[u32],
+    ws: &mut Workspace,
+    cancel: &CancelToken,
+    mut trace: Option<&mut (dyn Trace + '_)>,
+) -> Result<(), ForwardError> {
+    let spec = &ctx.model.spec;
+    let start = kv.len();
+    check_tokens(spec, kv, tokens)?;
+    resize(&mut ws.x, tokens.len() * spec.hidden);
+    for (token, row) in tokens.iter().zip(ws.x.chunks_exact_mut(spec.hidden)) {
+        ctx.model.embedding.decode_row(*token as usize, row);
+    }
+    ws.attention.begin(tokens.len());
+    for (l, layer) in ctx.model.layers.iter().enumerate() {
+        if cancel.is_cancelled() {
+            return Err(ForwardError::Cancelled);
+        }
+        resize(&mut ws.normed, ws.x.len());
+        resize(&mut ws.update, ws.x.len());
+        ctx.rms_norms(&ws.x, &layer.input_norm, spec.norm_eps, &mut ws.normed);
+        attention::attention(
+            ctx,
+            l,
+            kv,
+            start,
+            &ws.normed,
+            &mut ws.quantised,
+            &mut ws.attention,
+            trace.as_deref_mut(),
+            &mut ws.update,
+        );
+        add(&mut ws.x, &ws.update);
+
+        ctx.rms_norms(&ws.x, &layer.post_norm, spec.norm_eps, &mut ws.normed);
+        match &layer.ffn {
+            Ffn::Dense(weights) => {
+                mlp(ctx, Role::DenseMlp, weights, &ws.normed, &mut ws.quantised, &mut ws.mlp, &mut ws.update);
+            }
+            Ffn::Sparse { router, bias, shared } => {
+                let site = moe::Site { layer: l, start, router, bias, cancel };
+                let (quantised, scratch) = (&mut ws.quantised, &mut ws.moe);
+                moe::routed(
+                    ctx,
+                    site,
+                    store,
+                    &ws.normed,
+                    quantised,
+                    scratch,
+                    trace.as_deref_mut(),
+                    &mut ws.update,
+                )?;
+                if let Some(weights) = shared {
+                    let out = scratch.shared_out(ws.update.len());
+                    mlp(ctx, Role::SharedExpert, weights, &ws.normed, quantised, &mut ws.mlp, out);
+                    add(&mut ws.update, out);
+                }
+            }
+        }
+        add(&mut ws.x, &ws.update);
+        check_finite(spec, &ws.x, l, start)?;
+    }
+    kv.advance(tokens.len());
+    Ok(())
+}
+
+/// The logits `[rows.len(), vocab]` of some rows of the last pass.
+///
+/// # Panics
+/// If more than [`LOGIT_ROWS`] rows are asked for, or rows the pass did not have.
+pub fn logits<'w>(ctx: Context<'_>, ws: &'w mut Workspace, rows: std::ops::Range<usize>) -> &'w [f32] {
+    let spec = &ctx.model.spec;
+    assert!(rows.len() <= LOGIT_ROWS, "at most {LOGIT_ROWS} rows of logits at once");
+    let x = &ws.x[rows.start * spec.hidden..rows.end * spec.hidden];
+    let normed = &mut ws.normed[..x.len()];
+    ctx.rms_norms(x, &ctx.model.final_norm, spec.norm_eps, normed);
+    resize(&mut ws.logits, rows.len() * spec.vocab);
+    ctx.linear(Role::Head, &ctx.model.head, normed, &mut ws.quantised, &mut ws.logits);
+    &ws.logits
+}
+
+fn check_tokens(spec: &ModelSpec, kv: &KvCache, tokens: &[u32]) -> Result<(), ForwardError> {
+    if tokens.is_empty() {
+        return Err(ForwardError::NoTokens);
+    }
+    if let Some(&token) = tokens.iter().find(|&&t| t as usize >= spec.vocab) {
+        return Err(ForwardError::Token { token, vocab: spec.vocab });
+    }
+    let (used, capacity) = (kv.len(), kv.capacity());
+    if tokens.len() > capacity - used {
+        return Err(ForwardError::ContextFull { tokens: tokens.len(), used, capacity });
+    }
+    Ok(())
+}
+
+fn check_finite(spec: &ModelSpec, x: &[f32], layer: usize, start: usize) -> Result<(), ForwardError> {
+    match x.chunks_exact(spec.hidden).position(|row| row.iter().any(|v| !v.is_finite())) {
+        Some(row) => Err(ForwardError::NonFinite { layer, position: start + row }),
+        None => Ok(()),
+    }
+}
+
+/// Gate and up products of an MLP.
+#[derive(Default)]
+pub(crate) struct MlpScratch {
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    inner: Vec<f32>,
+}
+
+impl MlpScratch {
+    /// Values held for `rows` rows of `width`, the quantised copy and the shared output included.
+    fn planned_values(rows: usize, width: usize, hidden: usize) -> usize {
+        rows * (3 * width + width / 2 + hidden)
+    }
+}
+
+/// `out = down(silu(gate x) * up x)` for every row.
+fn mlp(
+    ctx: Context<'_>,
+    role: Role,
+    weights: &Mlp,
+    x: &[f32],
+    quantised: &mut Quantised,
+    scratch: &mut MlpScratch,
+    out: &mut [f32],
+) {
+    let rows = x.len() / ctx.model.spec.hidden;
+    let width = weights.gate.view().rows();
+    for buffer in [&mut scratch.gate, &mut scratch.up, &mut scratch.inner] {
+        resize(buffer, rows * width);
+    }
+    let products = [(&weights.gate, &mut scratch.gate[..]), (&weights.up, &mut scratch.up[..])];
+    ctx.linears(role, x, quantised, products);
+    ctx.kernels.swiglu(&scratch.gate, &scratch.up, &mut scratch.inner);
+    ctx.linear(role, &weights.down, &scratch.inner, quantised, out);
+}
+
+/// `x += update`, element by element.
+pub(crate) fn add(x: &mut [f32], update: &[f32]) {
+    for (a, b) in x.iter_mut().zip(update) {
+        *a += b;
+    }
+}
+
+/// Makes `buffer` exactly `len` long. Its old contents mean nothing afterwards.
+pub(crate) fn resize(buffer: &mut Vec<f32>, len: usize) {
+    buffer.resize(len, 0.0);
+}

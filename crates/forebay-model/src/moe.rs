@@ -1,0 +1,221 @@
+//! The routed experts of one layer: route, fetch, compute as they arrive, sum in
+//! canonical order.
+//!
+//! A token's experts are summed in ascending expert id, whatever order they came in
+//! (docs/numerics.md), so each expert's output is kept until all of them are there.
+
+use forebay_core::CancelToken;
+use forebay_kernels::{Activations, Input, MatmulJob, RouterRule, matmul, matmul_many, route};
+use forebay_tiers::{ExpertError, ExpertStore};
+
+use crate::arith::Arith;
+use crate::families::roles::Role;
+use crate::forward::{Context, ForwardError, Quantised, resize};
+use crate::spec::ModelSpec;
+use crate::trace::Trace;
+use crate::weights::Matrix;
+
+/// The sparse layer being computed.
+pub(crate) struct Site<'a> {
+    /// The layer.
+    pub layer: usize,
+    /// Position of the first row.
+    pub start: usize,
+    /// Router matrix.
+    pub router: &'a Matrix,
+    /// Selection bias.
+    pub bias: &'a [f32],
+    /// Raised to stop.
+    pub cancel: &'a CancelToken,
+}
+
+/// Buffers of the routed part, reused from layer to layer.
+#[derive(Default)]
+pub(crate) struct MoeScratch {
+    /// `[rows, experts]`
+    logits: Vec<f32>,
+    /// `[rows, top_k]`: chosen experts, best first.
+    ids: Vec<u32>,
+    /// `[rows, top_k]`: their weights.
+    weights: Vec<f32>,
+    /// Distinct experts in routing order.
+    union: Vec<u32>,
+    /// Per expert: the slots (`row * top_k + rank`) that chose it.
+    users: Vec<Vec<usize>>,
+    /// `[rows * top_k, hidden]`: expert outputs by slot.
+    outputs: Vec<f32>,
+    input: Vec<f32>,
+    rows: Vec<usize>,
+    gathered: Option<Activations>,
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    inner: Vec<f32>,
+    inner_quantised: Option<Activations>,
+    result: Vec<f32>,
+    order: Vec<usize>,
+    shared: Vec<f32>,
+}
+
+impl MoeScratch {
+    /// Four-byte values held for `rows` rows.
+    pub(crate) fn planned_values(spec: &ModelSpec, rows: usize) -> usize {
+        let m = &spec.moe;
+        let routing = rows * (m.experts + 4 * m.top_k) + m.experts * 8;
+        let outputs = rows * m.top_k * spec.hidden;
+        let batch = rows * (2 * spec.hidden + spec.hidden / 2 + 3 * m.expert_width + m.expert_width / 2);
+        routing + outputs + batch + rows * spec.hidden
+    }
+
+    /// The buffer for the shared expert's output.
+    pub(crate) fn shared_out(&mut self, len: usize) -> &mut [f32] {
+        resize(&mut self.shared, len);
+        &mut self.shared
+    }
+}
+
+/// `out[row] = sum over the row's experts of weight * expert(x[row])`, the shared expert apart.
+#[allow(clippy::too_many_arguments)] // Independent pieces; a struct would only rename them.
+pub(crate) fn routed(
+    ctx: Context<'_>,
+    site: Site<'_>,
+    store: &mut ExpertStore,
+    x: &[f32],
+    quantised: &mut Quantised,
+    scratch: &mut MoeScratch,
+    trace: Option<&mut (dyn Trace + '_)>,
+    out: &mut [f32],
+) -> Result<(), ForwardError> {
+    let spec = &ctx.model.spec;
+    choose(ctx, &site, x, scratch, trace)?;
+    let experts = ctx.table.layer(site.layer).expect("every sparse layer has an expert table");
+    let int8 = Role::RoutedExpert.arith(ctx.arith) == Arith::Int8;
+    if int8 {
+        quantised.of_width(spec.hidden).quantise(ctx.kernels, x);
+    }
+    resize(&mut scratch.outputs, scratch.ids.len() * spec.hidden);
+    let requests = scratch.ids.len() as u64;
+    let union = std::mem::take(&mut scratch.union);
+    let mut step = store.step(site.layer as u32, &union, requests, Some(site.cancel)).map_err(cancelled)?;
+    while let Some(ready) = step.next_ready().map_err(cancelled)? {
+        let views = experts.views(ready.expert as usize, ready.bytes);
+        compute(ctx, ready.expert as usize, views, int8, x, quantised, scratch);
+    }
+    drop(step);
+    scratch.union = union;
+    sum_in_order(ctx, scratch, out);
+    Ok(())
+}
+
+/// A cancelled step is a cancelled pass, not a failed read.
+fn cancelled(error: ExpertError) -> ForwardError {
+    match error {
+        ExpertError::Cancelled { .. } => ForwardError::Cancelled,
+        other => ForwardError::Expert(other),
+    }
+}
+
+/// Routes every row and lists who uses which expert.
+fn choose(
+    ctx: Context<'_>,
+    site: &Site<'_>,
+    x: &[f32],
+    scratch: &mut MoeScratch,
+    mut trace: Option<&mut (dyn Trace + '_)>,
+) -> Result<(), ForwardError> {
+    let spec = &ctx.model.spec;
+    let m = &spec.moe;
+    let rows = x.len() / spec.hidden;
+    resize(&mut scratch.logits, rows * m.experts);
+    matmul(ctx.kernels, ctx.team, site.router.view(), Input::exact(x), &mut scratch.logits);
+    scratch.ids.resize(rows * m.top_k, 0);
+    resize(&mut scratch.weights, rows * m.top_k);
+    scratch.users.resize(m.experts, Vec::new());
+    scratch.users.iter_mut().for_each(Vec::clear);
+    scratch.union.clear();
+    let rule = RouterRule { normalise: m.normalise, scaling: m.scaling };
+    for row in 0..rows {
+        let position = site.start + row;
+        let slots = row * m.top_k..(row + 1) * m.top_k;
+        let (ids, weights) = (&mut scratch.ids[slots.clone()], &mut scratch.weights[slots.clone()]);
+        let logits = &mut scratch.logits[row * m.experts..(row + 1) * m.experts];
+        route(ctx.kernels, logits, site.bias, rule, ids, weights).map_err(|cause| ForwardError::Router {
+            layer: site.layer,
+            position,
+            cause,
+        })?;
+        if let Some(trace) = &mut trace {
+            trace.routed(site.layer, position, ids, weights);
+        }
+        for (slot, id) in slots.zip(ids.iter()) {
+            let users = &mut scratch.users[*id as usize];
+            if users.is_empty() {
+                scratch.union.push(*id);
+            }
+            users.push(slot);
+        }
+    }
+    Ok(())
+}
+
+/// One expert over the rows that chose it, into their slots of `scratch.outputs`.
+fn compute(
+    ctx: Context<'_>,
+    expert: usize,
+    [gate, up, down]: [forebay_core::MatrixView<'_>; 3],
+    int8: bool,
+    x: &[f32],
+    quantised: &mut Quantised,
+    scratch: &mut MoeScratch,
+) {
+    let (hidden, width) = (ctx.model.spec.hidden, ctx.model.spec.moe.expert_width);
+    let top_k = ctx.model.spec.moe.top_k;
+    let users = &scratch.users[expert];
+    scratch.rows.clear();
+    scratch.rows.extend(users.iter().map(|slot| slot / top_k));
+    scratch.input.clear();
+    for row in &scratch.rows {
+        scratch.input.extend_from_slice(&x[row * hidden..(row + 1) * hidden]);
+    }
+    for buffer in [&mut scratch.gate, &mut scratch.up, &mut scratch.inner] {
+        resize(buffer, users.len() * width);
+    }
+    resize(&mut scratch.result, users.len() * hidden);
+
+    let input = if int8 && (gate.format().is_integer() || up.format().is_integer()) {
+        let gathered = scratch.gathered.get_or_insert_with(|| Activations::new(hidden));
+        gathered.gather(quantised.of_width(hidden), &scratch.rows);
+        Input::int8(&scratch.input, gathered)
+    } else {
+        Input::exact(&scratch.input)
+    };
+    let mut jobs =
+        [MatmulJob::new(gate, input, &mut scratch.gate), MatmulJob::new(up, input, &mut scratch.up)];
+    matmul_many(ctx.kernels, ctx.team, &mut jobs);
+    ctx.kernels.swiglu(&scratch.gate, &scratch.up, &mut scratch.inner);
+    let input = if int8 && down.format().is_integer() {
+        let activations = scratch.inner_quantised.get_or_insert_with(|| Activations::new(width));
+        activations.quantise(ctx.kernels, &scratch.inner);
+        Input::int8(&scratch.inner, activations)
+    } else {
+        Input::exact(&scratch.inner)
+    };
+    matmul(ctx.kernels, ctx.team, down, input, &mut scratch.result);
+    for (slot, result) in users.iter().zip(scratch.result.chunks_exact(hidden)) {
+        scratch.outputs[slot * hidden..(slot + 1) * hidden].copy_from_slice(result);
+    }
+}
+
+/// Adds every row's expert outputs in ascending expert id.
+fn sum_in_order(ctx: Context<'_>, scratch: &mut MoeScratch, out: &mut [f32]) {
+    let (hidden, top_k) = (ctx.model.spec.hidden, ctx.model.spec.moe.top_k);
+    for (row, out) in out.chunks_exact_mut(hidden).enumerate() {
+        out.fill(0.0);
+        scratch.order.clear();
+        scratch.order.extend(row * top_k..(row + 1) * top_k);
+        scratch.order.sort_unstable_by_key(|slot| scratch.ids[*slot]);
+        for slot in &scratch.order {
+            let output = &scratch.outputs[slot * hidden..(slot + 1) * hidden];
+            ctx.kernels.add_scaled(scratch.weights[*slot], output, out);
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! One model folder, checked as a whole before anything is allocated.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use forebay_core::{ExpertKey, Format};
+use forebay_store::catalog::{Catalog, CatalogError};
+use forebay_store::census::{self, Census, Group, Incomplete, Kind, Requirement};
+use forebay_store::config::{ConfigError, ConfigFile, stop_ids};
+use forebay_store::layout::{self, LayoutError, WeightLayout};
+
+use crate::experts::{ExpertTable, ExpertTableError, is_fused};
+use crate::families::glm;
+use crate::families::roles::{Role, Shape, TensorNeed};
+use crate::spec::{Capability, IndexerKind, ModelSpec};
+
+/// Choices that decide how a snapshot is read.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SnapshotOptions {
+    /// Re-encode float weights to this format while loading.
+    pub quantise: Option<Format>,
+    /// Epsilon of the low-rank norms; `None` takes `rms_norm_eps`
+    /// (transformers uses [`glm::TRANSFORMERS_LOW_RANK_EPS`]).
+    pub low_rank_norm_eps: Option<f32>,
+    /// Leave sparse attention off even if the snapshot has an indexer.
+    pub dense_attention: bool,
+}
+
+/// Why a folder cannot be used as a model.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SnapshotError {
+    /// `config.json` or `generation_config.json` is not usable.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The shards cannot be listed or are inconsistent.
+    #[error(transparent)]
+    Catalog(#[from] CatalogError),
+    /// Tensors are missing or malformed.
+    #[error(transparent)]
+    Incomplete(#[from] Incomplete),
+    /// The head is missing because the config ties it to the embedding.
+    #[error(
+        "config.json: tie_word_embeddings is true and {} is missing; this family has a head of its own, \
+         so the snapshot is incomplete or of another family",
+        glm::HEAD
+    )]
+    TiedHead,
+    /// A resident tensor cannot be used.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// The experts cannot be streamed.
+    #[error(transparent)]
+    Experts(#[from] ExpertTableError),
+}
+
+/// A resident tensor: where it is and what it becomes.
+#[derive(Clone, Debug)]
+pub struct ResidentTensor {
+    /// What it is for.
+    pub role: Role,
+    /// Its name.
+    pub name: String,
+    /// Where its bytes are.
+    pub layout: WeightLayout,
+    /// The format it has in memory.
+    pub loaded_format: Format,
+}
+
+/// A model folder that passed every check.
+pub struct Snapshot {
+    /// The folder.
+    pub dir: PathBuf,
+    /// What the model is.
+    pub spec: ModelSpec,
+    /// The tensors found.
+    pub catalog: Catalog,
+    /// Resident tensors in loading order: globals, then layer by layer.
+    pub resident: Vec<ResidentTensor>,
+    /// The routed experts.
+    pub experts: ExpertTable,
+    /// Whether sparse attention (DSA) runs.
+    pub sparse_attention: Capability,
+    /// Whether a multi-token-prediction layer could draft.
+    pub mtp: Capability,
+    /// Stop tokens of the two config files, in order.
+    pub stop_ids: Vec<u32>,
+    /// Facts a user should know, one sentence each.
+    pub notes: Vec<String>,
+    /// The options it was read with.
+    pub options: SnapshotOptions,
+}
+
+impl Snapshot {
+    /// Reads configs and shard headers and checks the complete set of tensors.
+    pub fn open(dir: &Path, options: SnapshotOptions) -> Result<Self, SnapshotError> {
+        let config = ConfigFile::read(dir)?;
+        let mut spec = glm::spec(&config)?;
+        if let Some(eps) = options.low_rank_norm_eps {
+            spec.low_rank_norm_eps = eps;
+        }
+        let generation = ConfigFile::read_optional(dir, "generation_config.json")?;
+        let stop_ids = stop_ids(&config, generation.as_ref())?;
+        let catalog = Catalog::open(dir)?;
+        if glm::ties_embeddings(&config)? && catalog.get(glm::HEAD).is_none() {
+            return Err(SnapshotError::TiedHead);
+        }
+        let census = census::check(&catalog, requirements(&spec, &catalog)).require_complete()?;
+        let sparse_attention = sparse_attention(&spec, &catalog, options);
+        let mtp = mtp(&spec, &catalog);
+        let resident = resident(&spec, &catalog, sparse_attention.is_active(), options.quantise)?;
+        let experts = ExpertTable::build(&spec, &catalog, options.quantise)?;
+        let notes = notes(&census, &catalog, &experts);
+        let dir = dir.to_owned();
+        Ok(Self { dir, spec, catalog, resident, experts, sparse_attention, mtp, stop_ids, notes, options })
+    }
+
+    /// Formats in use by role, each with its number of matrices, as stored.
+    pub fn formats(&self) -> BTreeMap<Role, BTreeMap<String, usize>> {
+        let mut roles: BTreeMap<Role, BTreeMap<String, usize>> = BTreeMap::new();
+        for tensor in &self.resident {
+            *roles.entry(tensor.role).or_default().entry(tensor.layout.format.to_string()).or_default() += 1;
+        }
+        if !self.experts.formats.is_empty() {
+            roles.insert(Role::RoutedExpert, self.experts.formats.clone());
+        }
+        roles
+    }
+}
+
+/// Every tensor the decoder needs, routed experts included.
+fn requirements<'a>(spec: &'a ModelSpec, catalog: &'a Catalog) -> impl Iterator<Item = Requirement> + 'a {
+    let global = glm::global_needs(spec).into_iter().map(|need| requirement(need, Group::Global));
+    let layers = (0..spec.layers.len()).flat_map(move |layer| {
+        let group = Group::Layer(layer as u32);
+        glm::layer_needs(spec, layer).into_iter().map(move |need| requirement(need, group))
+    });
+    let experts = spec.sparse_layers().flat_map(move |layer| expert_requirements(spec, catalog, layer));
+    global.chain(layers).chain(experts)
+}
+
+fn expert_requirements(spec: &ModelSpec, catalog: &Catalog, layer: usize) -> Vec<Requirement> {
+    let group = Group::Layer(layer as u32);
+    if is_fused(catalog, layer) {
+        let (experts, width, hidden) = (spec.moe.experts, spec.moe.expert_width, spec.hidden);
+        let [gate_up, down] = glm::fused_expert_names(layer);
+        let fused = |name, rows, cols| Requirement { name, kind: Kind::Fused { experts, rows, cols }, group };
+        return vec![fused(gate_up, 2 * width, hidden), fused(down, hidden, width)];
+    }
+    (0..spec.moe.experts)
+        .flat_map(|expert| {
+            let key = ExpertKey { layer: layer as u32, expert: expert as u32 };
+            glm::expert_needs(spec, layer, expert).map(|need| requirement(need, Group::Expert(key)))
+        })
+        .collect()
+}
+
+fn requirement(need: TensorNeed, group: Group) -> Requirement {
+    let kind = match need.shape {
+        Shape::Matrix { rows, cols } => Kind::Weight { rows, cols },
+        Shape::FloatMatrix { rows, cols } => Kind::FloatMatrix { rows, cols },
+        Shape::Vector { len } => Kind::Vector { len },
+    };
+    Requirement { name: need.name, kind, group }
+}
+
+fn sparse_attention(spec: &ModelSpec, catalog: &Catalog, options: SnapshotOptions) -> Capability {
+    let Some(indexer) = &spec.indexer else {
+        return Capability::Absent {
+            reason: "the config declares no usable indexer; attention is dense".into(),
+        };
+    };
+    let needs = spec.full_indexer_layers().flat_map(|layer| {
+        let group = Group::Layer(layer as u32);
+        glm::indexer_needs(spec, indexer, layer).into_iter().map(move |need| requirement(need, group))
+    });
+    let capability = capability(
+        census::check(catalog, needs),
+        "the config declares an indexer but the snapshot has none of its tensors; attention is dense",
+    );
+    match capability {
+        Capability::Active if options.dense_attention => {
+            Capability::Absent { reason: "dense attention was asked for".into() }
+        }
+        other => other,
+    }
+}
+
+fn mtp(spec: &ModelSpec, catalog: &Catalog) -> Capability {
+    let group = Group::Layer(spec.layers.len() as u32);
+    let needs = glm::mtp_needs(spec).into_iter().map(|need| requirement(need, group));
+    let found = capability(census::check(catalog, needs), "the snapshot has none of its tensors");
+    let join = glm::mtp_join_name(spec);
+    let join = layout::weight(catalog, &join, spec.hidden, 2 * spec.hidden);
+    match (found, join) {
+        (Capability::Active, Ok(layout)) if layout.format == Format::Int4Row => Capability::Unusable {
+            reason: "eh_proj is int4 with one scale per row, which rounds its embedding half to zero; \
+                     drafts would never be accepted"
+                .into(),
+        },
+        (found, _) => found,
+    }
+}
+
+fn capability(census: Census, absent: &str) -> Capability {
+    if census.is_absent() {
+        Capability::Absent { reason: absent.into() }
+    } else if let Some(malformed) = census.malformed.first() {
+        Capability::Unusable { reason: malformed.to_string() }
+    } else if let Some(missing) = &census.first_missing {
+        let first_missing = match missing {
+            LayoutError::Missing { tensor } => tensor.clone(),
+            LayoutError::MissingScales { scales, .. } => scales.clone(),
+            other => other.to_string(),
+        };
+        Capability::Incomplete { first_missing, missing: census.missing }
+    } else {
+        Capability::Active
+    }
+}
+
+/// Resident tensors in the order in which [`crate::weights::Model::load`] takes them.
+fn resident(
+    spec: &ModelSpec,
+    catalog: &Catalog,
+    select: bool,
+    quantise: Option<Format>,
+) -> Result<Vec<ResidentTensor>, LayoutError> {
+    let mut needs = glm::global_needs(spec);
+    for (layer, kind) in spec.layers.iter().enumerate() {
+        needs.extend(glm::layer_needs(spec, layer));
+        if let Some(indexer) = spec.indexer.filter(|_| select && kind.indexer == IndexerKind::Full) {
+            needs.extend(glm::indexer_needs(spec, &indexer, layer));
+        }
+    }
+    needs
+        .into_iter()
+        .map(|TensorNeed { role, name, shape }| {
+            let layout = match shape {
+                Shape::Matrix { rows, cols } => layout::weight(catalog, &name, rows, cols)?,
+                Shape::FloatMatrix { rows, cols } => layout::float_matrix(catalog, &name, rows, cols)?,
+                Shape::Vector { len } => layout::vector(catalog, &name, len)?,
+            };
+            let loaded_format =
+                quantise.map_or(layout.format, |wanted| role.quantised(layout.format, wanted));
+            Ok(ResidentTensor { role, name, layout, loaded_format })
+        })
+        .collect()
+}
+
+fn notes(census: &Census, catalog: &Catalog, experts: &ExpertTable) -> Vec<String> {
+    let mut notes = Vec::new();
+    if census.ambiguous_groups > 0 {
+        notes.push(format!(
+            "{} int4 matrices fit more than one group size; the smallest that fits is used",
+            census.ambiguous_groups
+        ));
+    }
+    for (dtype, count) in catalog.unknown_dtypes() {
+        notes.push(format!("{count} tensors of type {dtype} are not needed and were ignored"));
+    }
+    if experts.total > 0 && experts.coalesced * 100 < experts.total * 99 {
+        notes.push(format!(
+            "only {} of {} experts can be read in one piece; the others take several reads each",
+            experts.coalesced, experts.total
+        ));
+    }
+    notes
+}

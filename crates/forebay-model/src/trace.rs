@@ -1,0 +1,17 @@
+//! What a forward pass may tell an observer while it runs.
+
+/// Sees the choices of a forward pass: for route traces, tests and debugging.
+///
+/// Every method does nothing unless implemented.
+pub trait Trace {
+    /// Sparse attention selected `positions` for the row at `position`, in the order
+    /// of the selection rule: above the threshold ascending, then ties ascending.
+    fn selected(&mut self, layer: usize, position: usize, positions: &[u32]) {
+        let _ = (layer, position, positions);
+    }
+
+    /// The router chose `experts`, best first, with these final weights.
+    fn routed(&mut self, layer: usize, position: usize, experts: &[u32], weights: &[f32]) {
+        let _ = (layer, position, experts, weights);
+    }
+}

@@ -1,0 +1,323 @@
+//! The resident tensors of a model, in memory.
+
+use forebay_core::quant::{self, EncodeError};
+use forebay_core::{Format, MatrixView};
+use forebay_io::{ReadError, Shard, read_exact_at};
+use forebay_kernels::{Rope, RopeError};
+use forebay_store::layout::{Extent, WeightLayout};
+
+use crate::families::roles::Role;
+use crate::snapshot::{ResidentTensor, Snapshot};
+use crate::spec::{FfnKind, ModelSpec};
+
+/// One weight matrix that this process owns.
+#[derive(Clone, Debug)]
+pub struct Matrix {
+    format: Format,
+    rows: usize,
+    cols: usize,
+    codes: Vec<u8>,
+    scales: Vec<f32>,
+}
+
+impl Matrix {
+    /// The matrix as kernels take it.
+    pub fn view(&self) -> MatrixView<'_> {
+        MatrixView::new(self.format, self.rows, self.cols, &self.codes, &self.scales)
+            .expect("a Matrix is only built from codes and scales of the right length")
+    }
+
+    /// Row `row` as f32.
+    pub fn decode_row(&self, row: usize, out: &mut [f32]) {
+        quant::decode_row(&self.view(), row, out);
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.codes.len() + 4 * self.scales.len()
+    }
+}
+
+/// Why resident tensors could not be loaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WeightError {
+    /// A file could not be read.
+    #[error("tensor {tensor} could not be loaded: {cause}")]
+    Read {
+        /// The tensor.
+        tensor: String,
+        /// File, place and reason.
+        cause: ReadError,
+    },
+    /// The system has no memory for a tensor.
+    #[error("no memory for tensor {tensor} ({bytes} bytes); close other programs or use a smaller model")]
+    NoMemory {
+        /// The tensor.
+        tensor: String,
+        /// Bytes asked for.
+        bytes: u64,
+    },
+    /// The wanted format cannot be written.
+    #[error("tensor {tensor}: {cause}")]
+    Encode {
+        /// The tensor.
+        tensor: String,
+        /// Why.
+        cause: EncodeError,
+    },
+    /// The rotary table cannot be made.
+    #[error(transparent)]
+    Rope(#[from] RopeError),
+}
+
+/// Dense or shared MLP.
+#[derive(Clone, Debug)]
+pub struct Mlp {
+    /// `[width, hidden]`
+    pub gate: Matrix,
+    /// `[width, hidden]`
+    pub up: Matrix,
+    /// `[hidden, width]`
+    pub down: Matrix,
+}
+
+/// The attention weights of one layer.
+#[derive(Clone, Debug)]
+pub struct AttentionWeights {
+    /// Query compression.
+    pub q_a: Matrix,
+    /// Norm of the compressed query.
+    pub q_a_norm: Vec<f32>,
+    /// Query expansion.
+    pub q_b: Matrix,
+    /// Key/value compression, then the shared rope key.
+    pub kv_a: Matrix,
+    /// Norm of the latent.
+    pub kv_a_norm: Vec<f32>,
+    /// Key/value expansion, per head keys then values.
+    pub kv_b: Matrix,
+    /// Output projection.
+    pub o: Matrix,
+    /// The indexer, in layers that select while sparse attention is active.
+    pub indexer: Option<IndexerWeights>,
+}
+
+/// The lightning indexer of one layer.
+#[derive(Clone, Debug)]
+pub struct IndexerWeights {
+    /// Queries from the compressed query.
+    pub q: Matrix,
+    /// The shared key from the layer's input.
+    pub k: Matrix,
+    /// Head weights from the layer's input.
+    pub head_weights: Matrix,
+    /// Layer norm of the key: weight.
+    pub k_norm: Vec<f32>,
+    /// Layer norm of the key: bias.
+    pub k_norm_bias: Vec<f32>,
+}
+
+/// A layer's feed-forward weights, routed experts apart.
+#[derive(Clone, Debug)]
+pub enum Ffn {
+    /// One MLP for every token.
+    Dense(Mlp),
+    /// A router over streamed experts, and the shared expert.
+    Sparse {
+        /// `[experts, hidden]`
+        router: Matrix,
+        /// Added to the scores for selection only.
+        bias: Vec<f32>,
+        /// Absent when the config has no shared expert.
+        shared: Option<Mlp>,
+    },
+}
+
+/// One decoder layer.
+#[derive(Clone, Debug)]
+pub struct LayerWeights {
+    /// Norm before attention.
+    pub input_norm: Vec<f32>,
+    /// Norm before the feed-forward part.
+    pub post_norm: Vec<f32>,
+    /// Attention.
+    pub attention: AttentionWeights,
+    /// Feed-forward part.
+    pub ffn: Ffn,
+}
+
+/// Everything of a model that stays in memory.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// What the model is.
+    pub spec: ModelSpec,
+    /// `[vocab, hidden]`
+    pub embedding: Matrix,
+    /// The decoder layers.
+    pub layers: Vec<LayerWeights>,
+    /// Norm before the head.
+    pub final_norm: Vec<f32>,
+    /// `[vocab, hidden]`
+    pub head: Matrix,
+    /// Rotary positions of queries and keys.
+    pub rope: Rope,
+}
+
+impl Model {
+    /// Loads the resident tensors of a checked snapshot.
+    ///
+    /// `quantise` re-encodes float weights as they come in (the roles' own limits apply);
+    /// `progress` is called with the bytes read so far.
+    pub fn load(
+        snapshot: &Snapshot,
+        shards: &[Shard],
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self, WeightError> {
+        let spec = snapshot.spec.clone();
+        let mut loader = Loader { tensors: snapshot.resident.iter(), shards, done: 0, progress };
+        let embedding = loader.matrix()?;
+        let head = loader.matrix()?;
+        let final_norm = loader.vector()?;
+        let select = snapshot.sparse_attention.is_active();
+        let mut layers = Vec::with_capacity(spec.layers.len());
+        for layer in &spec.layers {
+            let indexed = select && layer.indexer == crate::spec::IndexerKind::Full;
+            layers.push(loader.layer(&spec, layer.ffn, indexed)?);
+        }
+        let rope = Rope::new(spec.attention.rope, spec.attention.rope_theta)?;
+        Ok(Self { spec, embedding, layers, final_norm, head, rope })
+    }
+
+    /// Bytes that [`load`](Self::load) will hold for a snapshot.
+    pub fn planned_bytes(snapshot: &Snapshot) -> u64 {
+        snapshot.resident.iter().map(ResidentTensor::loaded_bytes).sum()
+    }
+}
+
+/// Takes tensors in the order in which the snapshot lists them.
+struct Loader<'a> {
+    tensors: std::slice::Iter<'a, ResidentTensor>,
+    shards: &'a [Shard],
+    done: u64,
+    progress: &'a mut dyn FnMut(u64),
+}
+
+impl Loader<'_> {
+    fn layer(&mut self, spec: &ModelSpec, ffn: FfnKind, indexed: bool) -> Result<LayerWeights, WeightError> {
+        let input_norm = self.vector()?;
+        let post_norm = self.vector()?;
+        let mut attention = AttentionWeights {
+            q_a: self.matrix()?,
+            q_a_norm: self.vector()?,
+            q_b: self.matrix()?,
+            kv_a: self.matrix()?,
+            kv_a_norm: self.vector()?,
+            kv_b: self.matrix()?,
+            o: self.matrix()?,
+            indexer: None,
+        };
+        let ffn = match ffn {
+            FfnKind::Dense => Ffn::Dense(self.mlp()?),
+            FfnKind::Sparse => Ffn::Sparse {
+                router: self.matrix()?,
+                bias: self.vector()?,
+                shared: if spec.moe.shared_width > 0 { Some(self.mlp()?) } else { None },
+            },
+        };
+        if indexed {
+            attention.indexer = Some(IndexerWeights {
+                q: self.matrix()?,
+                k: self.matrix()?,
+                head_weights: self.matrix()?,
+                k_norm: self.vector()?,
+                k_norm_bias: self.vector()?,
+            });
+        }
+        Ok(LayerWeights { input_norm, post_norm, attention, ffn })
+    }
+
+    fn mlp(&mut self) -> Result<Mlp, WeightError> {
+        Ok(Mlp { gate: self.matrix()?, up: self.matrix()?, down: self.matrix()? })
+    }
+
+    fn vector(&mut self) -> Result<Vec<f32>, WeightError> {
+        let matrix = self.matrix()?;
+        let mut values = vec![0.0; matrix.cols];
+        matrix.decode_row(0, &mut values);
+        Ok(values)
+    }
+
+    fn matrix(&mut self) -> Result<Matrix, WeightError> {
+        let tensor = self.tensors.next().expect("the snapshot lists every resident tensor in loading order");
+        let matrix = load_matrix(tensor, self.shards)?;
+        self.done += tensor.layout.total_bytes();
+        (self.progress)(self.done);
+        Ok(matrix)
+    }
+}
+
+fn load_matrix(tensor: &ResidentTensor, shards: &[Shard]) -> Result<Matrix, WeightError> {
+    let &WeightLayout { format, rows, cols, codes, scales, .. } = &tensor.layout;
+    let codes = read_extent(tensor, shards, codes)?;
+    let scales = match scales {
+        Some(extent) => read_extent(tensor, shards, extent)?
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect(),
+        None => Vec::new(),
+    };
+    let stored = Matrix { format, rows, cols, codes, scales };
+    if tensor.loaded_format == format {
+        return Ok(stored);
+    }
+    let fail = |cause| WeightError::Encode { tensor: tensor.name.clone(), cause };
+    reencode(&stored.view(), tensor.loaded_format).map_err(fail)
+}
+
+/// The same matrix in another format, one row at a time.
+pub(crate) fn reencode(view: &MatrixView<'_>, format: Format) -> Result<Matrix, EncodeError> {
+    let (rows, cols) = (view.rows(), view.cols());
+    let mut row = vec![0.0; cols];
+    let (mut codes, mut scales) = (Vec::new(), Vec::new());
+    for r in 0..rows {
+        quant::decode_row(view, r, &mut row);
+        let encoded = quant::encode(format, 1, cols, &row)?;
+        codes.extend_from_slice(&encoded.codes);
+        scales.extend_from_slice(&encoded.scales);
+    }
+    Ok(Matrix { format, rows, cols, codes, scales })
+}
+
+impl Matrix {
+    /// Codes and scales, for writing them somewhere else.
+    pub(crate) fn parts(&self) -> (&[u8], &[f32]) {
+        (&self.codes, &self.scales)
+    }
+}
+
+fn read_extent(tensor: &ResidentTensor, shards: &[Shard], extent: Extent) -> Result<Vec<u8>, WeightError> {
+    let no_memory = || WeightError::NoMemory { tensor: tensor.name.clone(), bytes: extent.len };
+    let len = usize::try_from(extent.len).map_err(|_| no_memory())?;
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(len).map_err(|_| no_memory())?;
+    bytes.resize(len, 0);
+    let shard = &shards[extent.shard as usize];
+    read_exact_at(&*shard.file, &shard.path, &mut bytes, extent.offset)
+        .map_err(|cause| WeightError::Read { tensor: tensor.name.clone(), cause })?;
+    Ok(bytes)
+}
+
+impl ResidentTensor {
+    /// Bytes this tensor takes in memory once loaded.
+    pub fn loaded_bytes(&self) -> u64 {
+        let &WeightLayout { rows, cols, .. } = &self.layout;
+        let format = if self.role == Role::Norm || self.role == Role::RouterBias {
+            Format::F32
+        } else {
+            self.loaded_format
+        };
+        // The stored form was checked to be addressable, and no loaded form is more than 4 times as large.
+        format.total_bytes(rows, cols).map_or(u64::MAX, |b| b as u64)
+    }
+}
