@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use serde_json::{Map, Number, Value};
 
 /// Objects and arrays may nest this deep; real files stay below ten.
-pub const MAX_DEPTH: usize = 128;
+pub const MAX_DEPTH: usize = 100;
 
 /// Why a text is not the JSON that was asked for.
 ///
