@@ -87,7 +87,7 @@ proptest! {
         let world = World::new(heads, r, p, start + len, seed);
         let all: Vec<u32> = (start as u32..(start + len) as u32).collect();
         let mut next = random(seed);
-        let some: Vec<u32> = all.iter().copied().filter(|_| next() % 3 == 0).collect();
+        let some: Vec<u32> = all.iter().copied().filter(|_| next().is_multiple_of(3)).collect();
         let scalar = Kernels::with_isa(Isa::Scalar).unwrap();
         let dense = world.attend(scalar, false, Attended::Range(start..start + len));
         let sparse = world.attend(scalar, false, Attended::List(&some));
