@@ -129,7 +129,10 @@ fn compare(case: &str, golden: &Value, prompt: &Value, engine: &mut Engine, foun
         if best != *want {
             // A tie: the two logits differ by less than the tolerance on either side.
             let gap = f64::from(row[best as usize] - row[*want as usize]).abs();
-            let what = format!("{case}: position {position}: {best} instead of {want}, margin {:.2e}", two[0] - two[1]);
+            let what = format!(
+                "{case}: position {position}: {best} instead of {want}, margin {:.2e}",
+                two[0] - two[1]
+            );
             if two[0] - two[1] <= TOLERANCE * range && gap <= TOLERANCE * range {
                 first_tie = first_tie.min(position);
                 found.ties.push(what);
@@ -155,7 +158,11 @@ fn exact_mode_agrees_with_transformers_on_every_case() {
         for prompt in golden["prompts"].as_array().unwrap() {
             compare(&case, &golden, prompt, &mut engine, &mut found);
         }
-        println!("{case:20} worst logit difference {:.2e} of the range, {} ties", found.worst, found.ties.len());
+        println!(
+            "{case:20} worst logit difference {:.2e} of the range, {} ties",
+            found.worst,
+            found.ties.len()
+        );
         found.ties.iter().for_each(|tie| println!("  tie: {tie}"));
         if found.worst > TOLERANCE && found.failures.is_empty() {
             found.failures.push(format!("{case}: top-2 logits differ by {:.2e} of the range", found.worst));
@@ -212,7 +219,10 @@ fn routes_and_selections_agree_with_transformers() {
                 want.sort_by_key(|pair| pair.0);
                 for ((id, weight), (want_id, want_weight)) in have.iter().zip(&want) {
                     assert_eq!(id, want_id, "{case}: layer {layer}");
-                    assert!((f64::from(*weight) - want_weight).abs() < 1e-4, "{case}: layer {layer}: {weight}");
+                    assert!(
+                        (f64::from(*weight) - want_weight).abs() < 1e-4,
+                        "{case}: layer {layer}: {weight}"
+                    );
                 }
                 checked.0 += 1;
             }

@@ -1,0 +1,163 @@
+//! Placement never changes a bit: one job, run in every way the engine can be told to run it,
+//! always gives the same logits.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use forebay_core::{ByteSize, CancelToken};
+use forebay_engine::{Engine, EngineOptions, Session, inspect};
+use forebay_kernels::Isa;
+use forebay_model::{Arith, KvDtype};
+use forebay_testkit::toy;
+
+/// Tokens of the job that come as a prompt; the rest come one by one.
+const PROMPT: usize = 150;
+
+/// One way to run the job.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    budget: Budget,
+    threads: usize,
+    chunk: usize,
+    isa: Isa,
+    warm: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Budget {
+    /// Every expert passes through; none stays.
+    Streaming,
+    /// One slot per layer.
+    OneSlot,
+    /// Half of what there is.
+    Half,
+    /// Every expert stays.
+    Everything,
+}
+
+const BUDGETS: [Budget; 4] = [Budget::Streaming, Budget::OneSlot, Budget::Half, Budget::Everything];
+
+fn bytes(budget: Budget, dir: &Path, options: &EngineOptions) -> ByteSize {
+    let plan = inspect(dir, options).unwrap().plan.unwrap();
+    let slot = plan.demand.classes.iter().map(|c| c.slab_bytes.next_multiple_of(4096) as u64).max().unwrap();
+    ByteSize(match budget {
+        Budget::Streaming => plan.minimum,
+        Budget::OneSlot => plan.minimum + slot * plan.demand.layers.len() as u64,
+        Budget::Half => (plan.minimum + plan.everything) / 2,
+        Budget::Everything => plan.everything,
+    })
+}
+
+/// A digest of every logit of the job, bit by bit.
+fn run(dir: &Path, tokens: &[u32], base: EngineOptions, way: Way) -> u64 {
+    let mut options = EngineOptions {
+        threads: Some(way.threads),
+        chunk: Some(way.chunk),
+        isa: Some(way.isa),
+        context: Some(tokens.len()),
+        ..base
+    };
+    options.memory = Some(bytes(way.budget, dir, &options));
+    let mut engine = Engine::open(dir, options, &mut |_, _| {}).unwrap();
+    let mut session = Session::new(&engine);
+    if way.warm {
+        session.run_tokens(&mut engine, tokens, &CancelToken::new(), &mut |_, _| {}).unwrap();
+        session.truncate(0);
+    }
+    let mut digest = 0xCBF2_9CE4_8422_2325u64;
+    let mut eat = |_: usize, row: &[f32]| {
+        for logit in row {
+            digest = (digest ^ u64::from(logit.to_bits())).wrapping_mul(0x0000_0100_0000_01B3);
+        }
+    };
+    let (prompt, rest) = tokens.split_at(PROMPT.min(tokens.len()));
+    session.run_tokens(&mut engine, prompt, &CancelToken::new(), &mut eat).unwrap();
+    for token in rest {
+        session.run_tokens(&mut engine, &[*token], &CancelToken::new(), &mut eat).unwrap();
+    }
+    let counters = engine.counters();
+    assert_eq!(counters.misses, counters.loads, "every miss is read, once");
+    if let Budget::Everything = way.budget {
+        let experts: usize = engine.plan().demand.layers.iter().map(|layer| layer.experts).sum();
+        assert!(counters.loads <= experts as u64, "with room for all, nothing is read twice: {counters:?}");
+    }
+    digest
+}
+
+/// All ways give one digest; on failure the ways are listed by digest.
+fn assert_one_digest(dir: &Path, tokens: &[u32], base: EngineOptions, ways: &[Way]) {
+    let mut digests: BTreeMap<u64, Vec<Way>> = BTreeMap::new();
+    for way in ways {
+        digests.entry(run(dir, tokens, base, *way)).or_default().push(*way);
+    }
+    assert_eq!(digests.len(), 1, "{} different results: {digests:#?}", digests.len());
+}
+
+fn every_way(chunks: &[usize]) -> Vec<Way> {
+    let mut ways = Vec::new();
+    for budget in BUDGETS {
+        for threads in [1, 2] {
+            for &chunk in chunks {
+                for isa in Isa::available() {
+                    for warm in [false, true] {
+                        ways.push(Way { budget, threads, chunk, isa, warm });
+                    }
+                }
+            }
+        }
+    }
+    ways
+}
+
+fn toy_tokens() -> Vec<u32> {
+    (0..200).map(|i| (i * i * 7 + 31 * i + 3) % 290).collect()
+}
+
+fn toy_dir() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    toy::write(dir.path()).unwrap();
+    dir
+}
+
+/// 200 tokens of the synthetic model (256 experts a layer, sparse attention over 6 keys, int4
+/// and int8 weights): every combination of budget, threads, chunk, instruction set and cache.
+#[test]
+fn every_combination_gives_the_same_bits_in_int8() {
+    let dir = toy_dir();
+    let base = EngineOptions { arith: Arith::Int8, ..Default::default() };
+    assert_one_digest(dir.path(), &toy_tokens(), base, &every_way(&[1, 7, 64, 200]));
+}
+
+#[test]
+fn every_combination_gives_the_same_bits_in_exact() {
+    let dir = toy_dir();
+    let base = EngineOptions { arith: Arith::Exact, kv_dtype: KvDtype::F32, ..Default::default() };
+    assert_one_digest(dir.path(), &toy_tokens(), base, &every_way(&[7, 200]));
+}
+
+/// Experts quantised as they arrive are as independent of placement as stored ones.
+#[test]
+fn quantising_while_reading_gives_the_same_bits() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/goldens/f16");
+    let base = EngineOptions { quantise: Some("int4-g32".parse().unwrap()), ..Default::default() };
+    let tokens: Vec<u32> = (0..40).map(|i| (i * 13 + 5) % 90).collect();
+    assert_one_digest(&dir, &tokens, base, &every_way(&[3, 40]));
+}
+
+/// The bundled model on real text: each setting varied alone, and a few at once.
+#[test]
+fn the_bundled_model_gives_the_same_bits() {
+    let dir: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+    let heldout: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(dir.join("eval/heldout.json")).unwrap()).unwrap();
+    let window: Vec<u32> = serde_json::from_value(heldout["segments"][0]["windows"][3].clone()).unwrap();
+    let best = Isa::available().last().unwrap();
+    let usual = Way { budget: Budget::Half, threads: 2, chunk: 64, isa: best, warm: false };
+    let mut ways = vec![usual];
+    ways.extend(BUDGETS.map(|budget| Way { budget, ..usual }));
+    ways.extend([1, 7, 200].map(|chunk| Way { chunk, ..usual }));
+    ways.extend(Isa::available().map(|isa| Way { isa, ..usual }));
+    ways.push(Way { threads: 1, warm: true, ..usual });
+    ways.push(Way { threads: 1, chunk: 7, budget: Budget::OneSlot, warm: true, ..usual });
+    assert_one_digest(&dir, &window[..200], EngineOptions::default(), &ways);
+}
