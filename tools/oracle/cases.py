@@ -29,6 +29,8 @@ class Case:
     mtp: bool = False
     drop: Callable = lambda name: False
     fused: bool = False
+    # A factor on the random weights of a tensor.
+    gain: Callable = lambda name: 1.0
     # Names that transformers may lack, and config values it is given instead of the case's own.
     may_lack: tuple = ()
     overrides: dict = field(default_factory=dict)
@@ -177,6 +179,10 @@ def has_indexer(name):
     return ".indexer." in name
 
 
+# The MTP layer's copies of embedding and head, which a converter leaves out.
+MTP_COPIES = ("4.embed_tokens.weight", "4.shared_head.head.weight")
+
+
 CASES = [
     Case("base", "1 dense + 3 MoE layers, top 4 of 16, DSA on with shared layers, prompts below, at and above index_topk",
          glm.config(**BASE), bf16_store, weights="base", prompts="base", also_dense=True),
@@ -215,6 +221,9 @@ CASES = [
          glm.config(**{**TINY, "indexer_types": FULL_SHARED}), bf16_store, may_lack=(".indexer.",),
          drop=lambda n: n == "model.layers.2.self_attn.indexer.k_norm.bias", overrides={"index_topk": 4096},
          dsa="incomplete"),
+    Case("lora_eps", "q_a and kv_a projections so small that the eps of their norms shapes the output: 1e-6, not rms_norm_eps",
+         glm.config(**{**TINY, **dict(num_hidden_layers=2, n_routed_experts=4, indexer_types=["full", "shared"])}),
+         bf16_store, gain=lambda n: 2.0**-9 if "q_a_proj" in n or "kv_a_proj" in n else 1.0),
     Case("long_rope", "a prompt of 1,100 tokens, rope_theta 1e6, max_position_embeddings 1,048,576, index_topk 16",
          glm.config(theta=1e6, **{**TINY, **LONG, "index_topk": 16}), bf16_store, weights="long", lengths=(1100,),
          wanted=LONG_WANTED),
@@ -246,8 +255,9 @@ CASES = [
     Case("q_mixed_experts", "formats differ between the experts of a layer and between the matrices of an expert; two shards, one expert on both",
          glm.config(**BASE), mixed_experts_store, shard=split_an_expert, low_every=43),
     Case("q_real_like", "the formats of the public container: int4 rows, int8 embedding, head and MTP layer, no indexer tensors (dense), MTP complete",
-         glm.config(**{**BASE, "num_nextn_predict_layers": 1}), real_like_store, mtp=True, drop=has_indexer,
-         may_lack=(".indexer.",), overrides={"index_topk": 4096}, dsa="absent", mtp_state="complete"),
+         glm.config(**{**BASE, "num_nextn_predict_layers": 1}), real_like_store, mtp=True,
+         drop=lambda n: has_indexer(n) or n.endswith(MTP_COPIES), may_lack=(".indexer.",),
+         overrides={"index_topk": 4096}, dsa="absent", mtp_state="complete"),
     Case("fp8_block", "FP8 E4M3 with 128 x 128 blocks of `_scale_inv`, sizes not multiples of 128",
          glm.config(**{**BASE, **dict(
              hidden_size=140, num_hidden_layers=3, n_routed_experts=5, num_experts_per_tok=2, moe_intermediate_size=24,

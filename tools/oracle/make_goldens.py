@@ -31,7 +31,7 @@ def case_tensors(case):
 
 
 def stored(case, name, shape, kind):
-    w = glm.random_weight(case.weights or case.name, name, shape, kind)
+    w = glm.random_weight(case.weights or case.name, name, shape, kind) * np.float32(case.gain(name))
     form = case.store(name, kind)
     if form == "F16":
         w.reshape(-1)[::17] *= 2.0**-18  # into the subnormals of F16
@@ -217,18 +217,7 @@ def golden(case, directory, plain, reuse):
 
 
 def write_json(path, value):
-    """JSON with one line for each field, so that a diff shows which one changed."""
-
-    def lines(v, pad):
-        inner = pad + " "
-        if isinstance(v, dict) and v:
-            body = ",\n".join(f"{inner}{json.dumps(k)}: {lines(x, inner)}" for k, x in v.items())
-            return "{\n" + body + f"\n{pad}}}"
-        if isinstance(v, list) and v and isinstance(v[0], dict):
-            return "[\n" + ",\n".join(inner + lines(x, inner) for x in v) + f"\n{pad}]"
-        return json.dumps(v, separators=(",", ":"))
-
-    path.write_text(lines(value, "") + "\n")
+    path.write_text(oracle.lines(value) + "\n")
 
 
 def write_rope(directory):

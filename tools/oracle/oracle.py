@@ -184,6 +184,17 @@ def numbers(x):
     return [number(v) for v in np.asarray(x).reshape(-1)]
 
 
+def lines(v, pad=""):
+    """JSON with one line for each field, so that a diff shows which one changed."""
+    inner = pad + " "
+    if isinstance(v, dict) and v:
+        body = ",\n".join(f"{inner}{json.dumps(k)}: {lines(x, inner)}" for k, x in v.items())
+        return "{\n" + body + f"\n{pad}}}"
+    if isinstance(v, list) and v and isinstance(v[0], dict):
+        return "[\n" + ",\n".join(inner + lines(x, inner) for x in v) + f"\n{pad}]"
+    return json.dumps(v, separators=(",", ":"))
+
+
 def trace(r, position, topk):
     """What happened at one position: the residual stream after each layer, the experts, the selected positions."""
     hidden = []
