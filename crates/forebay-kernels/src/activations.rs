@@ -1,6 +1,7 @@
 //! Quantised activations: int8 codes with one scale per group of 64 columns.
 
 use crate::Kernels;
+use crate::portable::QuantGroup;
 
 /// Columns that share one activation scale.
 pub const GROUP: usize = 64;
@@ -30,6 +31,12 @@ pub(crate) struct QuantRow<'a> {
 }
 
 impl<'a> QuantRow<'a> {
+    /// Group `g` alone.
+    #[inline(always)]
+    pub(crate) fn group(self, g: usize) -> QuantGroup<'a> {
+        QuantGroup { codes: &self.codes[g], corrections: &self.corrections[g], scale: self.scales[g] }
+    }
+
     /// The row without its first `groups` groups.
     #[inline(always)]
     pub(crate) fn from(self, groups: usize) -> Self {

@@ -79,7 +79,8 @@ macro_rules! room_table {
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn dot(a: &[f32], b: &[f32]) -> f32 {
-                lanes::dot(a, b)
+                // SAFETY: the rules of the table are those of the body.
+                unsafe { lanes::dot::<$room, f32>(a, b) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn axpy(c: f32, x: &[f32], out: &mut [f32]) {
@@ -115,7 +116,8 @@ macro_rules! room_table {
                 sum: &mut [f32],
                 out: &mut [f32],
             ) {
-                attend::attend(heads, latents, rope_keys, attended, max, sum, out)
+                // SAFETY: the rules of the table are those of the body.
+                unsafe { attend::attend::<$room, _>(heads, latents, rope_keys, attended, max, sum, out) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn attend_bf16(
@@ -127,11 +129,13 @@ macro_rules! room_table {
                 sum: &mut [f32],
                 out: &mut [f32],
             ) {
-                attend::attend(heads, latents, rope_keys, attended, max, sum, out)
+                // SAFETY: the rules of the table are those of the body.
+                unsafe { attend::attend::<$room, _>(heads, latents, rope_keys, attended, max, sum, out) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn scores_f32(q: &[f32], w: &[f32], keys: &[f32], dim: usize, out: &mut [f32]) {
-                score::scores(q, w, keys, dim, out)
+                // SAFETY: the rules of the table are those of the body.
+                unsafe { score::scores::<$room, _>(q, w, keys, dim, out) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn scores_bf16(
@@ -141,7 +145,8 @@ macro_rules! room_table {
                 dim: usize,
                 out: &mut [f32],
             ) {
-                score::scores(q, w, keys, dim, out)
+                // SAFETY: the rules of the table are those of the body.
+                unsafe { score::scores::<$room, _>(q, w, keys, dim, out) }
             }
         }
 

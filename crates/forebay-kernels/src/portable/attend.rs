@@ -1,16 +1,17 @@
 //! Attention over cached keys: tiles of absolute positions, online softmax.
 
+use super::Room;
 use super::exp::{exp, exp_all};
 use super::lanes::{self, Element};
 use crate::attention::{Attended, Heads, TILE};
 
-/// Columns of a value sum that are kept in registers while the keys of a tile go by.
-const COLUMNS: usize = 64;
-
 /// Attends one query row with all its heads. `max` and `sum` hold one entry per head;
 /// `out` is `heads x latent`.
+///
+/// # Safety
+/// The processor has the room's instruction set.
 #[inline(always)]
-pub(crate) fn attend<E: Element>(
+pub(crate) unsafe fn attend<R: Room, E: Element>(
     heads: &Heads<'_>,
     latents: &[E],
     rope_keys: &[E],
@@ -31,7 +32,8 @@ pub(crate) fn attend<E: Element>(
             let mut scores = [0f32; TILE];
             let q = &heads.latent[h * r..(h + 1) * r];
             let q_rope = &heads.rope[h * p..(h + 1) * p];
-            score(q, q_rope, latents, rope_keys, positions, heads.scale, &mut scores);
+            // SAFETY: passed on to the caller.
+            unsafe { score::<R, E>(q, q_rope, latents, rope_keys, positions, heads.scale, &mut scores) };
             let weights = &mut scores[..positions.len()];
             let before = max[h];
             let now = weights.iter().fold(before, |m, s| if *s > m { *s } else { m });
@@ -48,7 +50,9 @@ pub(crate) fn attend<E: Element>(
             }
             exp_all(weights);
             sum[h] += weights.iter().fold(0.0, |total, w| total + w);
-            add_values(weights, latents, r, positions, acc);
+            let latent = |i: usize| &latents[positions[i] * r..(positions[i] + 1) * r];
+            // SAFETY: passed on to the caller.
+            unsafe { lanes::add_rows::<R, E>(weights, latent, acc) };
         }
     }
     for (acc, total) in out.chunks_exact_mut(r).zip(sum) {
@@ -59,8 +63,11 @@ pub(crate) fn attend<E: Element>(
 }
 
 /// `scores[i] = (q . latent + q_rope . rope key) * scale` at `positions[i]`.
+///
+/// # Safety
+/// The processor has the room's instruction set.
 #[inline(always)]
-fn score<E: Element>(
+unsafe fn score<R: Room, E: Element>(
     q: &[f32],
     q_rope: &[f32],
     latents: &[E],
@@ -73,32 +80,18 @@ fn score<E: Element>(
     let rope_key = |t: usize| &rope_keys[t * q_rope.len()..(t + 1) * q_rope.len()];
     let (fours, rest) = positions.as_chunks::<4>();
     for (four, scores) in fours.iter().zip(scores.chunks_exact_mut(4)) {
-        let a = lanes::dots(q, four.map(latent));
-        let b = lanes::dots(q_rope, four.map(rope_key));
+        // SAFETY: passed on to the caller.
+        let (a, b) = unsafe {
+            (lanes::dots::<R, E, 4>(q, four.map(latent)), lanes::dots::<R, E, 4>(q_rope, four.map(rope_key)))
+        };
         for i in 0..4 {
             scores[i] = (a[i] + b[i]) * scale;
         }
     }
     for (t, score) in rest.iter().zip(&mut scores[4 * fours.len()..]) {
-        *score = (lanes::dot(q, latent(*t)) + lanes::dot(q_rope, rope_key(*t))) * scale;
-    }
-}
-
-/// `acc[c] = fma(weights[i], latent[positions[i]][c], acc[c])`, ascending i.
-#[inline(always)]
-fn add_values<E: Element>(weights: &[f32], latents: &[E], r: usize, positions: &[usize], acc: &mut [f32]) {
-    let (blocks, rest) = acc.as_chunks_mut::<COLUMNS>();
-    let cut = blocks.len() * COLUMNS;
-    for (b, block) in blocks.iter_mut().enumerate() {
-        let mut values = *block;
-        for (w, t) in weights.iter().zip(positions) {
-            let start = t * r + b * COLUMNS;
-            lanes::axpy(*w, &latents[start..start + COLUMNS], &mut values);
-        }
-        *block = values;
-    }
-    for (w, t) in weights.iter().zip(positions) {
-        lanes::axpy(*w, &latents[t * r + cut..(t + 1) * r], rest);
+        // SAFETY: passed on to the caller.
+        let (a, b) = unsafe { (lanes::dot::<R, E>(q, latent(*t)), lanes::dot::<R, E>(q_rope, rope_key(*t))) };
+        *score = (a + b) * scale;
     }
 }
 

@@ -44,7 +44,9 @@ unsafe fn block<R: Room, const N: usize>(view: &MatrixView<'_>, row: usize, x: &
                 unsafe { decode::weights::<R>(view, row + n, start, &mut weights[..len]) };
             }
             for (x, sums) in xs.chunks_exact(cols).zip(&mut sums) {
-                lanes::accumulate(sums, &x[start..start + len], weights.each_ref().map(|w| &w[..len]));
+                let weights = weights.each_ref().map(|w| &w[..len]);
+                // SAFETY: passed on to the caller.
+                unsafe { lanes::accumulate::<R, f32, N>(sums, &x[start..start + len], weights) };
             }
         }
         for (b, sums) in sums.iter().take(xs.len() / cols).enumerate() {

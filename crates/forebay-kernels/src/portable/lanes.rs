@@ -1,17 +1,29 @@
 //! Sixteen virtual lanes: the canonical order of every f32 dot product.
 
+use super::Room;
+
 /// Number of virtual lanes; element `k` belongs to lane `k mod LANES`.
 pub(crate) const LANES: usize = 16;
 
 /// Something that is read as f32 without rounding.
 pub(crate) trait Element: Copy {
     fn value(self) -> f32;
+
+    /// # Safety
+    /// The processor has the room's instruction set.
+    unsafe fn load<R: Room>(values: &[Self; LANES]) -> R::Lanes;
 }
 
 impl Element for f32 {
     #[inline(always)]
     fn value(self) -> f32 {
         self
+    }
+
+    #[inline(always)]
+    unsafe fn load<R: Room>(values: &[Self; LANES]) -> R::Lanes {
+        // SAFETY: passed on to the caller.
+        unsafe { R::load(values) }
     }
 }
 
@@ -25,30 +37,43 @@ impl Element for Bf16Bits {
     fn value(self) -> f32 {
         f32::from_bits(u32::from(self.0) << 16)
     }
+
+    #[inline(always)]
+    unsafe fn load<R: Room>(values: &[Self; LANES]) -> R::Lanes {
+        // SAFETY: passed on to the caller.
+        unsafe { R::load_bf16(values) }
+    }
 }
 
 /// `lanes[k mod 16] = fma(a[k], b[k], lanes[k mod 16])`, ascending k, for `N` rows `b` at once.
 /// The first element belongs to lane 0.
+///
+/// # Safety
+/// The processor has the room's instruction set.
 #[inline(always)]
-pub(crate) fn accumulate<const N: usize, E: Element>(
+pub(crate) unsafe fn accumulate<R: Room, E: Element, const N: usize>(
     lanes: &mut [[f32; LANES]; N],
     a: &[f32],
     rows: [&[E]; N],
 ) {
-    let (whole, _) = a.as_chunks::<LANES>();
-    let cut = whole.len() * LANES;
-    let blocks = rows.map(|row| row[..a.len()].as_chunks::<LANES>().0);
-    for (k, x) in whole.iter().enumerate() {
-        for n in 0..N {
-            let w = &blocks[n][k];
-            for i in 0..LANES {
-                lanes[n][i] = x[i].mul_add(w[i].value(), lanes[n][i]);
+    let (whole, tail) = a.as_chunks::<LANES>();
+    let rows = rows.map(|row| row[..a.len()].as_chunks::<LANES>());
+    // SAFETY: passed on to the caller.
+    unsafe {
+        let mut sums = lanes.each_ref().map(|lanes| R::load(lanes));
+        for (k, x) in whole.iter().enumerate() {
+            let x = R::load(x);
+            for n in 0..N {
+                sums[n] = R::fma(x, E::load::<R>(&rows[n].0[k]), sums[n]);
             }
         }
+        for n in 0..N {
+            R::store(sums[n], &mut lanes[n]);
+        }
     }
-    for n in 0..N {
-        for (i, (x, w)) in a[cut..].iter().zip(&rows[n][cut..]).enumerate() {
-            lanes[n][i] = x.mul_add(w.value(), lanes[n][i]);
+    for (lanes, (_, row_tail)) in lanes.iter_mut().zip(rows) {
+        for ((lane, x), w) in lanes.iter_mut().zip(tail).zip(row_tail) {
+            *lane = x.mul_add(w.value(), *lane);
         }
     }
 }
@@ -65,17 +90,25 @@ pub(crate) fn tree(mut lanes: [f32; LANES]) -> f32 {
 }
 
 /// The canonical dot product.
+///
+/// # Safety
+/// The processor has the room's instruction set.
 #[inline(always)]
-pub(crate) fn dot<E: Element>(a: &[f32], b: &[E]) -> f32 {
-    let [sum] = dots(a, [b]);
+pub(crate) unsafe fn dot<R: Room, E: Element>(a: &[f32], b: &[E]) -> f32 {
+    // SAFETY: passed on to the caller.
+    let [sum] = unsafe { dots::<R, E, 1>(a, [b]) };
     sum
 }
 
 /// `N` canonical dot products with one `a`; each is the same as [`dot`] alone.
+///
+/// # Safety
+/// The processor has the room's instruction set.
 #[inline(always)]
-pub(crate) fn dots<const N: usize, E: Element>(a: &[f32], rows: [&[E]; N]) -> [f32; N] {
+pub(crate) unsafe fn dots<R: Room, E: Element, const N: usize>(a: &[f32], rows: [&[E]; N]) -> [f32; N] {
     let mut lanes = [[0f32; LANES]; N];
-    accumulate(&mut lanes, a, rows);
+    // SAFETY: passed on to the caller.
+    unsafe { accumulate::<R, E, N>(&mut lanes, a, rows) };
     lanes.map(tree)
 }
 
@@ -84,5 +117,47 @@ pub(crate) fn dots<const N: usize, E: Element>(a: &[f32], rows: [&[E]; N]) -> [f
 pub(crate) fn axpy<E: Element>(coefficient: f32, x: &[E], out: &mut [f32]) {
     for (o, v) in out.iter_mut().zip(x) {
         *o = coefficient.mul_add(v.value(), *o);
+    }
+}
+
+/// `out[i] = fma(coefficients[0], rows(0)[i], out[i])`, then `coefficients[1]`, and so on:
+/// each element takes the rows in ascending order.
+///
+/// # Safety
+/// The processor has the room's instruction set.
+#[inline(always)]
+pub(crate) unsafe fn add_rows<'a, R: Room, E: Element + 'a>(
+    coefficients: &[f32],
+    rows: impl Fn(usize) -> &'a [E],
+    out: &mut [f32],
+) {
+    /// Registers that stay loaded while the rows go by.
+    const BLOCKS: usize = 4;
+    let (blocks, rest) = out.as_chunks_mut::<{ BLOCKS * LANES }>();
+    let cut = blocks.len() * BLOCKS * LANES;
+    for (b, block) in blocks.iter_mut().enumerate() {
+        let (block, _) = block.as_chunks_mut::<LANES>();
+        // SAFETY: passed on to the caller.
+        unsafe {
+            let mut sums = [R::splat(0.0); BLOCKS];
+            for i in 0..BLOCKS {
+                sums[i] = R::load(&block[i]);
+            }
+            for (n, coefficient) in coefficients.iter().enumerate() {
+                let (row, _) = rows(n)[b * BLOCKS * LANES..][..BLOCKS * LANES].as_chunks::<LANES>();
+                let coefficient = R::splat(*coefficient);
+                for i in 0..BLOCKS {
+                    sums[i] = R::fma(coefficient, E::load::<R>(&row[i]), sums[i]);
+                }
+            }
+            for i in 0..BLOCKS {
+                R::store(sums[i], &mut block[i]);
+            }
+        }
+    }
+    if !rest.is_empty() {
+        for (n, coefficient) in coefficients.iter().enumerate() {
+            axpy(*coefficient, &rows(n)[cut..], rest);
+        }
     }
 }

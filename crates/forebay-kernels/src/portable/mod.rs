@@ -16,28 +16,60 @@ pub(crate) mod norm;
 pub(crate) mod quantise;
 pub(crate) mod score;
 
+use crate::activations::GROUP;
+use lanes::{Bf16Bits, LANES};
+
 /// Columns that are decoded at a time. A multiple of the activation group and of
 /// every weight group size, so that no segment is ever cut in two.
 pub(crate) const CHUNK: usize = 768;
 
-/// What a room adds to the portable bodies: unpacking and exact integer dots.
+/// What a room adds to the portable bodies: its registers, and exact integer dots.
 ///
 /// # Safety of the methods
 /// The processor must have the instruction set of the room.
 pub(crate) trait Room {
+    /// Sixteen f32 lanes in registers.
+    type Lanes: Copy;
+
+    /// The same value in every lane.
+    unsafe fn splat(value: f32) -> Self::Lanes;
+
+    /// Lane `i` holds `values[i]`.
+    unsafe fn load(values: &[f32; LANES]) -> Self::Lanes;
+
+    /// Lane `i` holds `values[i]`, widened.
+    unsafe fn load_bf16(values: &[Bf16Bits; LANES]) -> Self::Lanes;
+
+    /// `out[i]` holds lane `i`.
+    unsafe fn store(lanes: Self::Lanes, out: &mut [f32; LANES]);
+
+    /// `a * b + c` in every lane, rounded once.
+    unsafe fn fma(a: Self::Lanes, b: Self::Lanes, c: Self::Lanes) -> Self::Lanes;
+
     /// Two codes a byte (value + 8, low nibble first): `out.len() <= 2 * codes.len()`.
     unsafe fn unpack_int4(codes: &[u8], out: &mut [i8]);
 
     /// Four codes a byte (value + 2, lowest bits first): `out.len() <= 4 * codes.len()`.
     unsafe fn unpack_int2(codes: &[u8], out: &mut [i8]);
 
-    /// `sum_k w[k] x[k]` of a whole activation group; `|x| <= 127`.
-    /// `corrections` are `-128 * sum(x)` of each sixteen columns, for rooms that
-    /// shift weights to unsigned.
-    unsafe fn dot64(w: &[i8; 64], x: &[i8; 64], corrections: &[i32; 4]) -> i32;
+    /// One activation group against four weight rows:
+    /// `sums[n] = fma(f32(sum_k weights[n][k] x.codes[k]), x.scale * scales[n], sums[n])`.
+    unsafe fn quad(
+        weights: [&[i8; GROUP]; 4],
+        x: QuantGroup<'_>,
+        scales: [f32; 4],
+        sums: [f32; 4],
+    ) -> [f32; 4];
+}
 
-    /// `sum_k w[k] x[k]` of sixteen columns.
-    unsafe fn dot16(w: &[i8; 16], x: &[i8; 16]) -> i32;
+/// One group of quantised activations.
+#[derive(Clone, Copy)]
+pub(crate) struct QuantGroup<'a> {
+    /// All within -127..=127.
+    pub codes: &'a [i8; GROUP],
+    /// `-128 * sum of codes` of each sixteen columns, for rooms that shift weights to unsigned.
+    pub corrections: &'a [i32; 4],
+    pub scale: f32,
 }
 
 /// Where a block of weight rows puts its results: `y[batch row][weight row - first]`.

@@ -1,14 +1,44 @@
 //! The scalar room: no SIMD, the truth that every other room is compared with.
 
 mod dot_i8;
+mod lanes;
 mod unpack;
 
-use crate::portable::Room;
+use crate::activations::GROUP;
+use crate::portable::lanes::{Bf16Bits, LANES};
+use crate::portable::{QuantGroup, Room};
 
 /// Plain Rust, any processor.
 pub(crate) struct Scalar;
 
 impl Room for Scalar {
+    type Lanes = lanes::Lanes;
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self::Lanes {
+        lanes::splat(value)
+    }
+
+    #[inline(always)]
+    unsafe fn load(values: &[f32; LANES]) -> Self::Lanes {
+        lanes::load(values)
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(values: &[Bf16Bits; LANES]) -> Self::Lanes {
+        lanes::load_bf16(values)
+    }
+
+    #[inline(always)]
+    unsafe fn store(lanes: Self::Lanes, out: &mut [f32; LANES]) {
+        lanes::store(lanes, out)
+    }
+
+    #[inline(always)]
+    unsafe fn fma(a: Self::Lanes, b: Self::Lanes, c: Self::Lanes) -> Self::Lanes {
+        lanes::fma(a, b, c)
+    }
+
     #[inline(always)]
     unsafe fn unpack_int4(codes: &[u8], out: &mut [i8]) {
         unpack::int4(codes, out)
@@ -20,13 +50,8 @@ impl Room for Scalar {
     }
 
     #[inline(always)]
-    unsafe fn dot64(w: &[i8; 64], x: &[i8; 64], _corrections: &[i32; 4]) -> i32 {
-        dot_i8::dot(w, x)
-    }
-
-    #[inline(always)]
-    unsafe fn dot16(w: &[i8; 16], x: &[i8; 16]) -> i32 {
-        dot_i8::dot(w, x)
+    unsafe fn quad(w: [&[i8; GROUP]; 4], x: QuantGroup<'_>, scales: [f32; 4], sums: [f32; 4]) -> [f32; 4] {
+        dot_i8::quad(w, x, scales, sums)
     }
 }
 

@@ -1,32 +1,36 @@
 //! Exact integer dot products with widening multiplies.
 
+use crate::activations::GROUP;
+use crate::portable::QuantGroup;
 use std::arch::aarch64::*;
 
-/// `sum_k w[k] x[k]`, `|x| <= 127`.
+/// One activation group against four weight rows.
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) fn dot64(w: &[i8; 64], x: &[i8; 64]) -> i32 {
+pub(super) fn quad(w: [&[i8; GROUP]; 4], x: QuantGroup<'_>, scales: [f32; 4], sums: [f32; 4]) -> [f32; 4] {
+    let [a, b, c, d] = w.map(|w| partial_sums(w, x.codes));
+    // Two rounds of neighbours leave one number per row.
+    let dots = vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d));
+    // SAFETY: four readable values each.
+    let (scales, sums) = unsafe { (vld1q_f32(scales.as_ptr()), vld1q_f32(sums.as_ptr())) };
+    let sums = vfmaq_f32(sums, vcvtq_f32_s32(dots), vmulq_n_f32(scales, x.scale));
+    let mut out = [0f32; 4];
+    // SAFETY: four writable values.
+    unsafe { vst1q_f32(out.as_mut_ptr(), sums) };
+    out
+}
+
+/// Four numbers that add up to `sum_k w[k] x[k]`. Two products share a 16-bit sum: at
+/// most 2 * 128 * 127 = 32512, so it never overflows.
+#[inline]
+#[target_feature(enable = "neon")]
+fn partial_sums(w: &[i8; GROUP], x: &[i8; GROUP]) -> int32x4_t {
     let mut sums = vdupq_n_s32(0);
     for (w, x) in w.as_chunks::<16>().0.iter().zip(x.as_chunks::<16>().0) {
-        sums = add_products(sums, w, x);
+        // SAFETY: 16 readable bytes each.
+        let (w, x) = unsafe { (vld1q_s8(w.as_ptr()), vld1q_s8(x.as_ptr())) };
+        let low = vmull_s8(vget_low_s8(w), vget_low_s8(x));
+        sums = vpadalq_s16(sums, vmlal_s8(low, vget_high_s8(w), vget_high_s8(x)));
     }
-    vaddvq_s32(sums)
-}
-
-/// `sum_k w[k] x[k]`, `|x| <= 127`.
-#[inline]
-#[target_feature(enable = "neon")]
-pub(super) fn dot16(w: &[i8; 16], x: &[i8; 16]) -> i32 {
-    vaddvq_s32(add_products(vdupq_n_s32(0), w, x))
-}
-
-/// Adds sixteen products to four sums. Two products share a 16-bit sum: at most
-/// 2 * 128 * 127 = 32512, so it never overflows.
-#[inline]
-#[target_feature(enable = "neon")]
-fn add_products(sums: int32x4_t, w: &[i8; 16], x: &[i8; 16]) -> int32x4_t {
-    // SAFETY: 16 readable bytes each.
-    let (w, x) = unsafe { (vld1q_s8(w.as_ptr()), vld1q_s8(x.as_ptr())) };
-    let low = vmull_s8(vget_low_s8(w), vget_low_s8(x));
-    vpadalq_s16(sums, vmlal_s8(low, vget_high_s8(w), vget_high_s8(x)))
+    sums
 }

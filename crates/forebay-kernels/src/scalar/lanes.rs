@@ -1,0 +1,30 @@
+//! Sixteen f32 lanes as an array.
+
+use crate::portable::lanes::{Bf16Bits, Element, LANES};
+
+pub(crate) type Lanes = [f32; LANES];
+
+#[inline(always)]
+pub(super) fn splat(value: f32) -> Lanes {
+    [value; LANES]
+}
+
+#[inline(always)]
+pub(super) fn load(values: &[f32; LANES]) -> Lanes {
+    *values
+}
+
+#[inline(always)]
+pub(super) fn load_bf16(values: &[Bf16Bits; LANES]) -> Lanes {
+    values.map(Element::value)
+}
+
+#[inline(always)]
+pub(super) fn store(lanes: Lanes, out: &mut [f32; LANES]) {
+    *out = lanes;
+}
+
+#[inline(always)]
+pub(super) fn fma(a: Lanes, b: Lanes, c: Lanes) -> Lanes {
+    std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+}

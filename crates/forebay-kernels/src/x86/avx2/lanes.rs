@@ -1,0 +1,47 @@
+//! Sixteen f32 lanes in two registers.
+
+use crate::portable::lanes::{Bf16Bits, LANES};
+use std::arch::x86_64::*;
+
+pub(crate) type Lanes = [__m256; 2];
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn splat(value: f32) -> Lanes {
+    [_mm256_set1_ps(value); 2]
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn load(values: &[f32; LANES]) -> Lanes {
+    let start = values.as_ptr();
+    // SAFETY: 16 readable values.
+    unsafe { [_mm256_loadu_ps(start), _mm256_loadu_ps(start.add(8))] }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn load_bf16(values: &[Bf16Bits; LANES]) -> Lanes {
+    let start = values.as_ptr().cast::<__m128i>();
+    // SAFETY: 16 readable values of two bytes.
+    let halves = unsafe { [_mm_loadu_si128(start), _mm_loadu_si128(start.add(1))] };
+    let wide = |half| _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+    [wide(halves[0]), wide(halves[1])]
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn store(lanes: Lanes, out: &mut [f32; LANES]) {
+    let start = out.as_mut_ptr();
+    // SAFETY: 16 writable values.
+    unsafe {
+        _mm256_storeu_ps(start, lanes[0]);
+        _mm256_storeu_ps(start.add(8), lanes[1]);
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn fma(a: Lanes, b: Lanes, c: Lanes) -> Lanes {
+    [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])]
+}
