@@ -7,9 +7,9 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Products below this many multiply-adds run on the calling thread alone.
-const ALONE: usize = 1 << 16;
+const ALONE: usize = 1 << 17;
 /// Multiply-adds that are worth a part of their own.
-const PART: usize = 1 << 16;
+const PART: usize = 1 << 17;
 /// Parts are multiples of this many weight rows, so that threads share no cache line of `y`.
 const PART_ROWS: usize = 16;
 
