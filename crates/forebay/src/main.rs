@@ -1,2 +1,48 @@
-//! The `forebay` command.
-fn main() {}
+//! The `forebay` command: verbs over the engine, for people and for scripts.
+//!
+//! - [`args`]: what can be typed. [`settings`]: what it means. [`failure`]: the exit statuses.
+//! - One module per verb: [`run`], [`chat`], [`inspect`], [`score`].
+//! - What they share: [`load`] a model, read a [`prompt`], show an [`answer`], [`progress`], Ctrl-C in
+//!   [`interrupt`], measurements in [`report`], the streams in [`console`].
+//! - [`bundled`]: the model inside the program. [`dirs`]: the user's folders.
+//!
+//! Only this crate reads environment variables.
+
+mod answer;
+mod args;
+mod bundled;
+mod chat;
+mod console;
+mod dirs;
+mod failure;
+mod inspect;
+mod interrupt;
+mod load;
+mod progress;
+mod prompt;
+mod report;
+mod run;
+mod score;
+mod settings;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Cli, Verb};
+use crate::failure::Failure;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let done = match &cli.verb {
+        Verb::Run(args) => run::run(args),
+        Verb::Chat(args) => chat::run(args),
+        Verb::Inspect(args) => inspect::run(args),
+        Verb::Score(args) => score::run(args),
+    };
+    let Err(failure) = done else { return ExitCode::SUCCESS };
+    if let Failure::Error { message, .. } = &failure {
+        console::error(message);
+    }
+    ExitCode::from(failure.exit() as u8)
+}

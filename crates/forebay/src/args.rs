@@ -1,0 +1,339 @@
+//! What can be typed: every verb and option, with its help, in one place. What it means is decided in
+//! [`crate::settings`].
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use forebay_core::{ByteSize, Format};
+use forebay_engine::EngineOptions;
+use forebay_kernels::Isa;
+use forebay_model::{Arith, KvDtype};
+
+const ABOUT: &str = "Run giant Mixture-of-Experts models on any machine, by streaming experts from disk";
+
+const LONG_ABOUT: &str = "\
+Run giant Mixture-of-Experts models on any machine, by streaming experts from disk.
+
+A model is a folder with config.json, tokenizer.json and .safetensors files (architecture glm_moe_dsa, as \
+GLM-5.2 has). Memory decides how fast it runs, never whether it runs and never which words come out. Without \
+--model a small demonstration model that is part of this program is used.";
+
+const AFTER_HELP: &str = "\
+Examples:
+  forebay run \"What is 2+2?\"
+  forebay chat --model /models/GLM-5.2 --memory 24G
+  forebay inspect /models/GLM-5.2 --memory 16G
+  forebay score --file book.txt
+
+Exit status:
+  0    done (also when the reader of standard output closes it early)
+  1    failed on the way, for example because an expert could not be read
+  2    wrong options or input: the message says which
+  3    the model folder cannot be used
+  4    not enough memory
+  130  interrupted by Ctrl-C
+
+Environment:
+  FOREBAY_MODEL  the model folder to use when --model is not given
+  FOREBAY_CACHE  where the demonstration model is unpacked (default: the user's cache folder)
+  NO_COLOR       set to anything: no dim text";
+
+/// The command line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "forebay",
+    version,
+    about = ABOUT,
+    long_about = LONG_ABOUT,
+    after_help = AFTER_HELP,
+    arg_required_else_help = true,
+    max_term_width = 100
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Answer one prompt
+    ///
+    /// The answer goes to standard output as it is generated, and nothing else does; reasoning, notes and
+    /// measurements go to standard error.
+    Run(RunArgs),
+    /// Talk with a model
+    ///
+    /// Reads one message a line. /help lists the commands. Ctrl-C stops an answer, Ctrl-D ends the program.
+    /// When standard input is not a terminal, its lines are the messages.
+    Chat(ChatArgs),
+    /// Describe a model folder and plan its memory, reading only headers
+    ///
+    /// Says what the model is, which optional parts it has, and how the memory of this machine (or of
+    /// --memory) would be divided. Ends with status 4 when it would not fit.
+    Inspect(InspectArgs),
+    /// Measure how well a model predicts a text (perplexity)
+    ///
+    /// Every token is scored given the tokens before it. A text longer than the window is cut into windows,
+    /// each scored from scratch.
+    Score(ScoreArgs),
+}
+
+/// `forebay run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The prompt; - reads standard input, which is also read when no prompt is given and it is not a terminal
+    #[arg(value_name = "PROMPT", conflicts_with = "file")]
+    pub prompt: Option<String>,
+    /// Read the prompt from this file (UTF-8)
+    #[arg(long, value_name = "PATH")]
+    pub file: Option<PathBuf>,
+    /// Give the model exactly the prompt's text, without the chat template
+    ///
+    /// Control tokens written in the text are active then. Otherwise one newline at the end of a file or of
+    /// standard input is not part of the prompt, and control tokens are ordinary text.
+    #[arg(long, conflicts_with_all = ["system", "think"])]
+    pub no_template: bool,
+    /// Print one JSON object with answer, measurements and settings instead of text
+    #[arg(long)]
+    pub json: bool,
+    /// How to answer.
+    #[command(flatten)]
+    pub answer: AnswerArgs,
+    /// How to run the model.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// `forebay chat`.
+#[derive(Debug, Args)]
+pub struct ChatArgs {
+    /// How to answer.
+    #[command(flatten)]
+    pub answer: AnswerArgs,
+    /// How to run the model.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// `forebay inspect`.
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// The model folder; the same as --model
+    #[arg(value_name = "DIR", conflicts_with = "model")]
+    pub dir: Option<PathBuf>,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
+    /// How to run the model.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// `forebay score`.
+#[derive(Debug, Args)]
+pub struct ScoreArgs {
+    /// The text; - reads standard input, which is also read when no text is given and it is not a terminal
+    #[arg(value_name = "TEXT", conflicts_with_all = ["file", "ids"])]
+    pub text: Option<String>,
+    /// Score the text of this file (UTF-8)
+    #[arg(long, value_name = "PATH", conflicts_with = "ids")]
+    pub file: Option<PathBuf>,
+    /// Score token ids from this file: a JSON list of ids, a JSON list of such lists (windows), or ids
+    /// separated by white space
+    ///
+    /// They are scored exactly as given; no tokenizer is needed.
+    #[arg(long, value_name = "PATH")]
+    pub ids: Option<PathBuf>,
+    /// Leave the first N tokens of every window out of the score; they are context only
+    ///
+    /// The prefix that is put before a text is never scored and does not count.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub skip: usize,
+    /// Longest window in tokens [default: the context]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    pub window: Option<u32>,
+    /// Do not put [gMASK]<sop> before each window of a text
+    ///
+    /// GLM models were trained with that prefix, so texts get it unless they start with it.
+    #[arg(long, conflicts_with = "ids")]
+    pub no_prefix: bool,
+    /// Print one JSON object with the log-probability of every token instead of text
+    #[arg(long)]
+    pub json: bool,
+    /// How to run the model.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// How to answer.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Answer")]
+pub struct AnswerArgs {
+    /// Most tokens in an answer
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_tokens: u32,
+    /// 0 always takes the likeliest token, higher is more varied, up to 2 [default: the model's, else 0.7]
+    #[arg(long, value_name = "T", value_parser = temperature, allow_negative_numbers = true)]
+    pub temperature: Option<f32>,
+    /// Choose among the likeliest tokens that together have this probability [default: the model's, else 0.9]
+    #[arg(long, value_name = "P", value_parser = top_p, allow_negative_numbers = true)]
+    pub top_p: Option<f32>,
+    /// Same seed, same answer [default: a new one every time]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Instructions for the model, before the conversation
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Let the model reason before it answers; the reasoning is shown on standard error, dim on a terminal
+    #[arg(long)]
+    pub think: bool,
+}
+
+/// How to run the model. None of these changes a word of the answer, except where it says so.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Model and machine")]
+pub struct EngineArgs {
+    /// The model folder [default: $FOREBAY_MODEL, else the bundled demonstration model]
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+    /// Memory for the whole program, such as 16G or 1.5GiB [default: a share of what is available]
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<ByteSize>,
+    /// Compute threads [default: the cores that may be used]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// Tokens of prompt and answer together [default: as many as fit comfortably]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub context: Option<u32>,
+    /// Tokens per pass while reading a prompt [default: as many as fit]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub chunk: Option<u32>,
+    /// Precision of the KV cache; changes results slightly
+    #[arg(long, value_enum, default_value_t = KvDtypeArg::Bf16)]
+    pub kv_dtype: KvDtypeArg,
+    /// Arithmetic of integer weights; exact is slower and changes results slightly
+    #[arg(long, value_enum, default_value_t = ArithArg::Int8)]
+    pub arith: ArithArg,
+    /// Re-encode float weights while loading: int8, int4-g64 (or g16 to g256), int4-row or int2-row; changes
+    /// results
+    #[arg(long, value_name = "FORMAT", value_parser = integer_format)]
+    pub quantize: Option<Format>,
+    /// Instruction set: scalar, avx2, avx512, neon or neon-dotprod [default: the best there is]
+    #[arg(long, value_name = "ISA")]
+    pub cpu_features: Option<Isa>,
+}
+
+impl EngineArgs {
+    /// The same, as the engine takes it.
+    pub fn options(&self) -> EngineOptions {
+        EngineOptions {
+            memory: self.memory,
+            threads: self.threads.map(usize::from),
+            context: self.context.map(|n| n as usize),
+            chunk: self.chunk.map(|n| n as usize),
+            kv_dtype: match self.kv_dtype {
+                KvDtypeArg::Bf16 => KvDtype::Bf16,
+                KvDtypeArg::F32 => KvDtype::F32,
+            },
+            arith: match self.arith {
+                ArithArg::Exact => Arith::Exact,
+                ArithArg::Int8 => Arith::Int8,
+            },
+            isa: self.cpu_features,
+            quantise: self.quantize,
+            ..EngineOptions::default()
+        }
+    }
+}
+
+/// `--kv-dtype`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum KvDtypeArg {
+    /// 2 bytes a value, as the published model was trained
+    Bf16,
+    /// 4 bytes a value
+    F32,
+}
+
+/// `--arith`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum ArithArg {
+    /// Weights and activations in single precision
+    Exact,
+    /// Activations in 8 bits with a scale per 64
+    Int8,
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    number(text, |t| (0.0..=2.0).contains(&t), "a number from 0 to 2")
+}
+
+fn top_p(text: &str) -> Result<f32, String> {
+    number(text, |p| p > 0.0 && p <= 1.0, "a number above 0 and up to 1")
+}
+
+fn number(text: &str, allowed: impl Fn(f32) -> bool, expected: &str) -> Result<f32, String> {
+    text.parse().ok().filter(|&value| allowed(value)).ok_or_else(|| format!("use {expected}"))
+}
+
+fn integer_format(text: &str) -> Result<Format, String> {
+    let format: Format = text.parse().map_err(|error| format!("{error}"))?;
+    if format.is_integer() {
+        Ok(format)
+    } else {
+        Err("only integer formats can be made while loading: int8, int4-g64, int4-row, int2-row".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn options_reach_the_engine() {
+        let line = "forebay score x --memory 2G --threads 3 --context 77 --chunk 9 --kv-dtype f32 \
+                    --arith exact --quantize int4-g32 --cpu-features scalar";
+        let Verb::Score(args) = Cli::try_parse_from(line.split_whitespace()).unwrap().verb else { panic!() };
+        let options = args.engine.options();
+        assert_eq!(options.memory, Some(ByteSize(2_000_000_000)));
+        assert_eq!((options.threads, options.context, options.chunk), (Some(3), Some(77), Some(9)));
+        assert_eq!((options.kv_dtype, options.arith), (KvDtype::F32, Arith::Exact));
+        assert_eq!(options.quantise.map(|format| format.to_string()).as_deref(), Some("int4-g32"));
+        assert_eq!(options.isa, Some(Isa::Scalar));
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused() {
+        for line in [
+            "run x --temperature 2.5",
+            "run x --temperature -1",
+            "run x --temperature nan",
+            "run x --top-p 0",
+            "run x --max-tokens 0",
+            "run x --seed -1",
+            "run x --threads 0",
+            "run x --context 0",
+            "run x --quantize bf16",
+            "run x --quantize q4_0",
+            "run x --cpu-features sse9",
+            "run x --memory lots",
+            "run x --file y",
+            "run x --no-template --think",
+            "inspect a --model b",
+            "score --file a --ids b",
+            "score x --window 1",
+        ] {
+            let words = ["forebay"].into_iter().chain(line.split_whitespace());
+            let error = Cli::try_parse_from(words).expect_err(line);
+            assert_eq!(error.exit_code(), 2, "{line}");
+        }
+    }
+}

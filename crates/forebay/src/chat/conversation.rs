@@ -1,0 +1,205 @@
+//! A conversation as the model saw it: the messages for the template, the token ids for the KV cache.
+//!
+//! What the model generated is kept as it generated it, think block included, and never encoded again: text
+//! need not encode to the ids it came from, and every id that changes costs its KV rows. So a new turn is the
+//! old ids and then whatever the template adds after the old messages.
+
+use forebay_text::template::Role;
+use forebay_text::{ChatMessage, PromptPart, RenderOptions, RenderedPrompt};
+
+use crate::answer::{Answer, Form};
+use crate::failure::Failure;
+use crate::load::TextSide;
+
+/// Messages and ids so far.
+pub struct Conversation {
+    system: Option<String>,
+    /// Turns of user and assistant.
+    turns: Vec<ChatMessage>,
+    /// Every token of the conversation; empty when it must be encoded anew.
+    ids: Vec<u32>,
+    think: bool,
+}
+
+/// A new turn, ready to be answered.
+pub struct Prompt {
+    /// The whole conversation up to the place of the answer.
+    pub ids: Vec<u32>,
+    /// The form of the answer.
+    pub form: Form,
+}
+
+impl Conversation {
+    /// An empty conversation.
+    pub fn new(system: Option<String>, think: bool) -> Self {
+        Self { system, turns: Vec::new(), ids: Vec::new(), think }
+    }
+
+    /// Whether nothing has been said.
+    pub fn is_empty(&self) -> bool {
+        self.turns.is_empty()
+    }
+
+    /// Tokens so far.
+    pub fn tokens(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// The instructions.
+    pub fn system(&self) -> Option<&str> {
+        self.system.as_deref()
+    }
+
+    /// Changes the instructions. They come first, so everything after them is encoded anew.
+    pub fn set_system(&mut self, text: &str) {
+        self.system = Some(text.to_owned());
+        self.ids.clear();
+    }
+
+    /// Forgets what was said, but not the instructions.
+    pub fn clear(&mut self) {
+        self.turns.clear();
+        self.ids.clear();
+    }
+
+    /// The messages, instructions first.
+    pub fn messages(&self) -> Vec<ChatMessage> {
+        let system = self.system.iter().map(|text| ChatMessage::text(Role::System, text.as_str()));
+        system.chain(self.turns.iter().cloned()).collect()
+    }
+
+    /// The conversation with `user` said next.
+    pub fn prompt(&self, user: &str, text: &TextSide) -> Result<Prompt, Failure> {
+        let mut messages = self.messages();
+        let options = |add_generation_prompt| RenderOptions {
+            enable_thinking: Some(self.think),
+            add_generation_prompt,
+            ..RenderOptions::default()
+        };
+        let before = match self.ids.is_empty() {
+            true => None,
+            false => text.template.render(&messages, &options(false)).ok(),
+        };
+        messages.push(ChatMessage::text(Role::User, user));
+        let full = text.template.render(&messages, &options(true))?;
+        let form = Form::of(&full);
+        let ids = match before.and_then(|before| added(&before, &full)) {
+            Some(new) => [self.ids.as_slice(), &text.tokenizer.encode_rendered(&new)?].concat(),
+            // A template that rewrites earlier turns: then so do we.
+            None => text.tokenizer.encode_rendered(&full)?,
+        };
+        Ok(Prompt { ids, form })
+    }
+
+    /// Takes in the answer to a prompt made from `user`.
+    pub fn answered(&mut self, user: &str, prompt: Prompt, answer: &Answer) {
+        self.turns.push(ChatMessage::text(Role::User, user));
+        self.turns.push(ChatMessage::text(Role::Assistant, answer.content.as_str()));
+        self.ids = prompt.ids;
+        self.ids.extend_from_slice(&answer.ids);
+    }
+}
+
+/// What `full` has after `before`; `None` if it does not begin with it.
+fn added(before: &RenderedPrompt, full: &RenderedPrompt) -> Option<RenderedPrompt> {
+    let (old, new) = (before.parts(), full.parts());
+    let (last, same) = old.split_last()?;
+    if new.get(..same.len())? != same {
+        return None;
+    }
+    let mut rest = RenderedPrompt::new();
+    match (last, new.get(same.len())?) {
+        (PromptPart::Text(old), PromptPart::Text(new)) => rest.push_text(new.strip_prefix(old.as_str())?),
+        (old, new) if old == new => {}
+        _ => return None,
+    }
+    for part in &new[old.len()..] {
+        match part {
+            PromptPart::Text(text) => rest.push_text(text),
+            PromptPart::Control(content) => rest.push_control(content),
+        }
+    }
+    Some(rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_engine::{Finish, Stats};
+    use std::path::Path;
+
+    fn demo() -> TextSide {
+        TextSide::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo")).ok().unwrap()
+    }
+
+    fn answer(ids: Vec<u32>, content: &str) -> Answer {
+        let (reasoning, finish, stats) = (String::new(), Finish::Stop, Stats::default());
+        Answer { ids, content: content.to_owned(), reasoning, finish, stats }
+    }
+
+    #[test]
+    fn a_turn_is_the_generated_ids_and_what_the_template_adds() {
+        let text = demo();
+        let mut conversation = Conversation::new(Some("Be brief.".to_owned()), false);
+        let first = conversation.prompt("What is 2+2?", &text).unwrap();
+        // "2+2=4." in single bytes: not what encoding gives, so re-encoding would be seen.
+        let generated: Vec<u32> =
+            "2+2=4.".bytes().map(|b| text.tokenizer.id_of(&char::from(b).to_string()).unwrap()).collect();
+        let odd = [&generated[..], &text.tokenizer.encode_raw("Yes")].concat();
+        let kept = [first.ids.as_slice(), &odd].concat();
+        conversation.answered("What is 2+2?", first, &answer(odd, "2+2=4.Yes"));
+        let second = conversation.prompt("And 3+3?", &text).unwrap();
+        assert_eq!(second.ids[..kept.len()], kept);
+        let rest = text.tokenizer.decode_bytes(&second.ids[kept.len()..]);
+        assert_eq!(String::from_utf8(rest).unwrap(), "<|user|>And 3+3?<|assistant|><think></think>");
+        assert_eq!(second.form, Form::Turn { thinking: false });
+    }
+
+    #[test]
+    fn thinking_stays_in_the_ids_and_new_instructions_encode_anew() {
+        let text = demo();
+        let mut conversation = Conversation::new(None, true);
+        let first = conversation.prompt("Hi", &text).unwrap();
+        assert_eq!(first.form, Form::Turn { thinking: true });
+        let generated = text.tokenizer.encode_raw("Hm.</think>Hello");
+        let kept = [first.ids.as_slice(), &generated].concat();
+        conversation.answered("Hi", first, &answer(generated, "Hello"));
+        let second = conversation.prompt("Bye", &text).unwrap();
+        assert_eq!(second.ids[..kept.len()], kept);
+
+        conversation.set_system("Be kind.");
+        let anew = conversation.prompt("Bye", &text).unwrap();
+        let shown = String::from_utf8(text.tokenizer.decode_bytes(&anew.ids)).unwrap();
+        assert!(
+            shown.contains("<|system|>Be kind.<|user|>Hi<|assistant|><think></think>Hello<|user|>Bye"),
+            "{shown}"
+        );
+        conversation.clear();
+        assert!(conversation.is_empty() && conversation.system() == Some("Be kind."));
+    }
+
+    #[test]
+    fn a_prompt_that_does_not_continue_the_other_has_no_addition() {
+        let prompt = |parts: &[(&str, bool)]| {
+            let mut prompt = RenderedPrompt::new();
+            for (text, control) in parts {
+                if *control { prompt.push_control(text) } else { prompt.push_text(text) }
+            }
+            prompt
+        };
+        let old = prompt(&[("<a>", true), ("x", false)]);
+        assert_eq!(
+            added(&old, &prompt(&[("<a>", true), ("xy", false), ("<b>", true)])).unwrap().text(),
+            "y<b>"
+        );
+        assert_eq!(added(&old, &old).unwrap().text(), "");
+        for other in [
+            prompt(&[]),
+            prompt(&[("<a>", true)]),
+            prompt(&[("<b>", true), ("x", false)]),
+            prompt(&[("<a>", true), ("z", false)]),
+        ] {
+            assert!(added(&old, &other).is_none());
+        }
+    }
+}

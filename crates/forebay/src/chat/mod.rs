@@ -1,0 +1,269 @@
+//! `forebay chat`: a conversation.
+
+mod conversation;
+mod lines;
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use forebay_core::ByteSize;
+use forebay_engine::{Finish, Sampling, Session, Stats};
+use forebay_text::ReasoningDelta;
+use serde_json::json;
+
+use crate::answer::{self, Answer, Ask, Screen};
+use crate::args::ChatArgs;
+use crate::console::{self, Output};
+use crate::failure::Failure;
+use crate::interrupt::Interrupt;
+use crate::load::{Loaded, TextSide};
+use crate::report;
+use crate::settings::{self, ModelDefaults};
+use conversation::Conversation;
+use lines::{Input, Lines};
+
+const HELP: &str = "\
+Every other line is a message to the model; a line with a space in front of a slash is one too.
+  /system TEXT  give the model instructions; alone: show them
+  /reset        forget the conversation, but not the instructions
+  /save FILE    write the conversation as JSON
+  /stats        what it took so far
+  /help         this list
+  /quit         end; so does Ctrl-D. Ctrl-C stops an answer
+";
+
+/// A new turn must leave this share of the context for its answer, else earlier turns make room.
+const ROOM_FOR_ANSWER: usize = 16;
+
+/// Runs the verb.
+pub fn run(args: &ChatArgs) -> Result<(), Failure> {
+    let dir = settings::model_dir(args.engine.model.as_deref())?;
+    let text = TextSide::read(&dir)?;
+    let sampling = ModelDefaults::read(&dir)?.sampling(&args.answer);
+    let interrupt = Interrupt::install()?;
+    let model = Loaded::open(dir, text, args.engine.options())?;
+    let session = Session::new(&model.engine);
+    let conversation = Conversation::new(args.answer.system.clone(), args.answer.think);
+    let max_tokens = args.answer.max_tokens as usize;
+    let totals = Totals::default();
+    let mut chat =
+        Chat { model, session, conversation, sampling, max_tokens, interrupt, totals, saved: None };
+    let mut lines = Lines::open()?;
+    if lines.is_interactive() {
+        let context = chat.model.engine.plan().context;
+        console::diagnose(&format!("context {context} tokens; /help lists the commands, Ctrl-D ends\n"));
+    }
+    chat.talk(&mut lines, &mut Output::new())
+}
+
+/// What all answers together took.
+#[derive(Default)]
+struct Totals {
+    answers: usize,
+    stats: Stats,
+}
+
+impl Totals {
+    fn add(&mut self, stats: &Stats) {
+        self.answers += 1;
+        self.stats.prompt_tokens += stats.prompt_tokens;
+        self.stats.new_tokens += stats.new_tokens;
+        self.stats.prefill += stats.prefill;
+        self.stats.decode += stats.decode;
+        self.stats.decode_passes += stats.decode_passes;
+    }
+}
+
+/// What a line led to.
+enum Next {
+    Continue,
+    Quit,
+}
+
+struct Chat {
+    model: Loaded,
+    session: Session,
+    conversation: Conversation,
+    sampling: Sampling,
+    max_tokens: usize,
+    interrupt: Interrupt,
+    totals: Totals,
+    /// The file that `/save` wrote in this conversation; it may be written again.
+    saved: Option<PathBuf>,
+}
+
+impl Chat {
+    /// Goes on until the user leaves. What goes wrong in a turn is said, and the conversation goes on; without
+    /// a person at the other end it also becomes the result.
+    fn talk(&mut self, lines: &mut Lines, out: &mut Output) -> Result<(), Failure> {
+        let mut result = Ok(());
+        loop {
+            let done = match lines.next()? {
+                Input::End => {
+                    if lines.is_interactive() {
+                        out.write("\n")?;
+                    }
+                    return result;
+                }
+                Input::Abandoned => Ok(Next::Continue),
+                Input::NotText => Err(Failure::usage("this line is not UTF-8 text; convert it to UTF-8")),
+                Input::Line(line) => match line.strip_prefix('/') {
+                    Some(command) => self.obey(command.trim(), out),
+                    None if line.trim().is_empty() => Ok(Next::Continue),
+                    None => self.say(&line, out).map(|()| Next::Continue),
+                },
+            };
+            match done {
+                Ok(Next::Continue) => {}
+                Ok(Next::Quit) => return result,
+                Err(Failure::Error { exit, message }) => {
+                    console::error(&message);
+                    if !lines.is_interactive() {
+                        result = Err(Failure::Reported { exit });
+                    }
+                }
+                Err(other) => return Err(other),
+            }
+        }
+    }
+
+    /// Sends a message and shows the answer.
+    fn say(&mut self, line: &str, out: &mut Output) -> Result<(), Failure> {
+        let context = self.model.engine.plan().context;
+        let mut prompt = self.conversation.prompt(line, &self.model.text)?;
+        let room = (context / ROOM_FOR_ANSWER).max(1);
+        if prompt.ids.len() + room > context && !self.conversation.is_empty() {
+            console::note(&format!("the context of {context} tokens is full; earlier turns are forgotten"));
+            self.conversation.clear();
+            prompt = self.conversation.prompt(line, &self.model.text)?;
+        }
+        if prompt.ids.len() >= context {
+            let tokens = prompt.ids.len();
+            return Err(Failure::usage(format!(
+                "this message makes a prompt of {tokens} tokens, and the context is {context}; it was not sent: shorten it or raise --context"
+            )));
+        }
+        let kept = self.session.reuse(&prompt.ids);
+        let ask = Ask {
+            prompt: &prompt.ids[kept..],
+            max_tokens: self.max_tokens,
+            sampling: Sampling { seed: self.turn_seed(), ..self.sampling },
+            form: prompt.form,
+            count: false,
+        };
+        let answer = self.ask(&ask, out)?;
+        self.totals.add(&answer.stats);
+        match answer.finish {
+            Finish::Cancelled if answer.ids.is_empty() => {
+                console::note("stopped before the answer began; the message is forgotten");
+                return Ok(());
+            }
+            Finish::Cancelled => console::note("stopped"),
+            _ => {}
+        }
+        if let Some(note) = answer.ending_note(self.max_tokens, context) {
+            console::note(&note);
+        }
+        self.conversation.answered(line, prompt, &answer);
+        Ok(())
+    }
+
+    /// Generates on the screen; the last line is ended whatever happens.
+    fn ask(&mut self, ask: &Ask<'_>, out: &mut Output) -> Result<Answer, Failure> {
+        let (model, session) = (&mut self.model, &mut self.session);
+        let mut screen = Screen::new(out);
+        let show = &mut |delta: &ReasoningDelta| screen.show(delta);
+        let answer = self.interrupt.during(|cancel| answer::generate(model, session, ask, cancel, show));
+        screen.end().and(answer)
+    }
+
+    /// A turn has its own seed, so that asking the same again need not answer the same again, and a seeded
+    /// conversation can still be repeated.
+    fn turn_seed(&self) -> u64 {
+        self.sampling.seed.wrapping_add(self.totals.answers as u64)
+    }
+
+    fn obey(&mut self, command: &str, out: &mut Output) -> Result<Next, Failure> {
+        let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
+        match (name, rest.trim()) {
+            ("quit" | "exit", _) => return Ok(Next::Quit),
+            ("help", _) => out.write(HELP)?,
+            ("stats", _) => out.write(&self.stats())?,
+            ("reset", _) => {
+                self.conversation.clear();
+                console::note("the conversation starts anew");
+            }
+            ("system", "") => out.write(&match self.conversation.system() {
+                Some(text) => format!("{text}\n"),
+                None => "no instructions are set; /system TEXT sets them\n".to_owned(),
+            })?,
+            ("system", text) => {
+                self.conversation.set_system(text);
+                console::note("the instructions are set; what was said so far stays");
+            }
+            ("save", "") => return Err(Failure::usage("/save needs a file name: /save talk.json")),
+            ("save", file) => self.save(Path::new(file))?,
+            _ => {
+                return Err(Failure::usage(format!(
+                    "there is no command /{name}; /help lists the commands, a space before the slash makes it a message"
+                )));
+            }
+        }
+        Ok(Next::Continue)
+    }
+
+    fn save(&mut self, path: &Path) -> Result<(), Failure> {
+        let failed = |error: io::Error| {
+            let advice = match error.kind() {
+                io::ErrorKind::AlreadyExists => "choose a name that is free",
+                _ => "choose another place",
+            };
+            Failure::runtime(format!("cannot write {}: {error}; {advice}", path.display()))
+        };
+        let messages: Vec<_> = self
+            .conversation
+            .messages()
+            .iter()
+            .map(|message| json!({"role": message.role.name(), "content": message.content}))
+            .collect();
+        let talk = json!({"model": self.model.dir.display().to_string(), "messages": messages});
+        let mut file = self.create(path).map_err(failed)?;
+        writeln!(file, "{talk:#}").map_err(failed)?;
+        self.saved = Some(path.to_owned());
+        console::note(&format!("saved to {}", path.display()));
+        Ok(())
+    }
+
+    /// A new file, or the one that was saved before; nothing else is overwritten.
+    fn create(&self, path: &Path) -> io::Result<File> {
+        match self.saved.as_deref() == Some(path) {
+            true => OpenOptions::new().write(true).truncate(true).create(true).open(path),
+            false => File::create_new(path),
+        }
+    }
+
+    fn stats(&self) -> String {
+        let (engine, stats) = (&self.model.engine, &self.totals.stats);
+        let plan = engine.plan();
+        let speed = |rate: Option<f64>| rate.map_or("not measured".to_owned(), |r| format!("{r:.1} tok/s"));
+        format!(
+            "conversation  {} of {} tokens of context\n\
+             prompts       {} tokens, {}\n\
+             answers       {}: {} tokens, {}\n\
+             memory        {} planned of {}, {} expert slots\n\
+             {}\n",
+            self.conversation.tokens(),
+            plan.context,
+            stats.prompt_tokens,
+            speed(report::rate(stats.prompt_tokens, stats.prefill)),
+            self.totals.answers,
+            stats.new_tokens,
+            speed(report::decode_rate(stats)),
+            ByteSize(plan.total()),
+            ByteSize(plan.budget),
+            plan.resident_slots(),
+            report::experts_summary(&engine.counters()),
+        )
+    }
+}

@@ -1,0 +1,58 @@
+//! The two streams of a terminal program: results on standard output, everything else on standard error.
+
+use std::io::{self, ErrorKind, IsTerminal, StdoutLock, Write};
+
+use crate::failure::Failure;
+
+/// Standard output. A reader that went away ends the program quietly.
+pub struct Output(StdoutLock<'static>);
+
+impl Output {
+    /// Takes standard output for this thread.
+    pub fn new() -> Self {
+        Self(io::stdout().lock())
+    }
+
+    /// Writes text so that the reader sees it now.
+    pub fn write(&mut self, text: &str) -> Result<(), Failure> {
+        self.0.write_all(text.as_bytes()).and_then(|()| self.0.flush()).map_err(|error| match error.kind() {
+            ErrorKind::BrokenPipe => Failure::PipeClosed,
+            _ => Failure::runtime(format!(
+                "cannot write to standard output: {error}; check where it is redirected to"
+            )),
+        })
+    }
+
+    /// Writes one JSON value on one line.
+    pub fn json(&mut self, value: &serde_json::Value) -> Result<(), Failure> {
+        self.write(&format!("{value}\n"))
+    }
+}
+
+/// Writes to standard error. Nobody can be told if that fails, so it is not an error.
+pub fn diagnose(text: &str) {
+    let mut stderr = io::stderr().lock();
+    let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
+}
+
+/// A line for the user that is not part of the result.
+pub fn note(text: &str) {
+    diagnose(&format!("note: {text}\n"));
+}
+
+/// A line saying what went wrong. Library messages may quote file contents with newlines in them.
+pub fn error(message: &str) {
+    let line: Vec<&str> = message.lines().map(str::trim).filter(|part| !part.is_empty()).collect();
+    diagnose(&format!("error: {}\n", line.join(" ")));
+}
+
+/// Whether standard error can show styles and redrawn lines.
+pub fn stderr_is_rich() -> bool {
+    let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    io::stderr().is_terminal() && !dumb
+}
+
+/// Whether text on standard error may be styled (<https://no-color.org>).
+pub fn stderr_is_styled() -> bool {
+    stderr_is_rich() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}

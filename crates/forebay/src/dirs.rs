@@ -1,0 +1,36 @@
+//! The user's folders, by the custom of each system.
+
+use std::path::PathBuf;
+
+/// An environment variable that names an absolute path; anything else counts as unset, as the XDG base
+/// directory specification asks.
+fn absolute(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
+}
+
+/// Where files go that can be made again: `FOREBAY_CACHE`, else the system's place for caches.
+pub fn cache() -> Option<PathBuf> {
+    let chosen = std::env::var_os("FOREBAY_CACHE").filter(|value| !value.is_empty()).map(PathBuf::from);
+    chosen.or_else(|| {
+        let base = if cfg!(windows) {
+            absolute("LOCALAPPDATA")
+        } else if cfg!(target_os = "macos") {
+            absolute("HOME").map(|home| home.join("Library/Caches"))
+        } else {
+            absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))
+        };
+        base.map(|base| base.join("forebay"))
+    })
+}
+
+/// Where the user's own data goes, such as the chat history.
+pub fn data() -> Option<PathBuf> {
+    let base = if cfg!(windows) {
+        absolute("LOCALAPPDATA")
+    } else if cfg!(target_os = "macos") {
+        absolute("HOME").map(|home| home.join("Library/Application Support"))
+    } else {
+        absolute("XDG_DATA_HOME").or_else(|| absolute("HOME").map(|home| home.join(".local/share")))
+    };
+    base.map(|base| base.join("forebay"))
+}

@@ -1,0 +1,162 @@
+//! Measurements and settings, as a line for people and as JSON for programs.
+
+use std::path::Path;
+use std::time::Duration;
+
+use forebay_core::ByteSize;
+use forebay_engine::{Engine, Finish, Sampling, Stats};
+use forebay_tiers::Counters;
+use serde_json::{Map, Value, json};
+
+/// Things per second, if time has passed.
+pub fn rate(count: usize, time: Duration) -> Option<f64> {
+    let seconds = time.as_secs_f64();
+    (count > 0 && seconds > 0.0).then(|| count as f64 / seconds)
+}
+
+/// Tokens per second while generating. The first token comes from the prompt's pass, so passes are counted.
+pub fn decode_rate(stats: &Stats) -> Option<f64> {
+    rate(stats.decode_passes, stats.decode)
+}
+
+/// What an answer cost, in one line.
+pub fn summary(stats: &Stats) -> String {
+    let per_second = |rate: Option<f64>| rate.map_or(String::new(), |r| format!(" ({r:.1} tok/s)"));
+    let first = stats
+        .first_token
+        .map_or(String::new(), |time| format!(", first token after {:.2} s", time.as_secs_f64()));
+    format!(
+        "prompt: {} tokens in {:.2} s{}{first}; answer: {} tokens in {:.2} s{}; {}",
+        stats.prompt_tokens,
+        stats.prefill.as_secs_f64(),
+        per_second(rate(stats.prompt_tokens, stats.prefill)),
+        stats.new_tokens,
+        stats.decode.as_secs_f64(),
+        per_second(decode_rate(stats)),
+        experts_summary(&stats.experts),
+    )
+}
+
+/// What streaming experts cost, in a few words.
+pub fn experts_summary(experts: &Counters) -> String {
+    let resolved = experts.hits + experts.misses;
+    let share = if resolved > 0 {
+        format!(" ({:.1} % in memory)", 100.0 * experts.hits as f64 / resolved as f64)
+    } else {
+        String::new()
+    };
+    let waited = Duration::from_nanos(experts.wait_ns).as_secs_f64();
+    format!(
+        "experts: {} hits, {} misses{share}, {} read, {waited:.2} s waited",
+        experts.hits,
+        experts.misses,
+        ByteSize(experts.bytes)
+    )
+}
+
+/// The same numbers for programs; unknown ones are null.
+pub fn stats_json(stats: &Stats, load_time: Duration) -> Value {
+    json!({
+        "load_s": load_time.as_secs_f64(),
+        "prefill_s": stats.prefill.as_secs_f64(),
+        "first_token_s": stats.first_token.map(|time| time.as_secs_f64()),
+        "decode_s": stats.decode.as_secs_f64(),
+        "decode_passes": stats.decode_passes,
+        "prefill_tokens_per_s": rate(stats.prompt_tokens, stats.prefill),
+        "decode_tokens_per_s": decode_rate(stats),
+    })
+}
+
+/// Expert streaming for programs.
+pub fn experts_json(experts: &Counters) -> Value {
+    json!({
+        "requests": experts.requests,
+        "hits": experts.hits,
+        "misses": experts.misses,
+        "loads": experts.loads,
+        "reads": experts.reads,
+        "bytes_read": experts.bytes,
+        "read_s": Duration::from_nanos(experts.service_ns).as_secs_f64(),
+        "wait_s": Duration::from_nanos(experts.wait_ns).as_secs_f64(),
+        "failures": experts.failures,
+    })
+}
+
+/// Which model it was.
+pub fn model_json(dir: &Path, engine: &Engine) -> Value {
+    json!({
+        "folder": dir.display().to_string(),
+        "family": engine.spec().family,
+        "sparse_attention": engine.sparse_attention().to_string(),
+    })
+}
+
+/// The engine's settings in force.
+pub fn engine_json(engine: &Engine) -> Map<String, Value> {
+    let (options, plan) = (engine.options(), engine.plan());
+    let entries = [
+        ("memory_budget", json!(plan.budget)),
+        ("memory_planned", json!(plan.total())),
+        ("expert_slots", json!(plan.resident_slots())),
+        ("context", json!(plan.context)),
+        ("chunk", json!(plan.chunk)),
+        ("threads", json!(engine.threads())),
+        ("cpu_features", json!(engine.isa().name())),
+        ("kv_dtype", json!(options.kv_dtype.to_string())),
+        ("arith", json!(options.arith.to_string())),
+        ("quantize", json!(options.quantise.map(|format| format.to_string()))),
+    ];
+    entries.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// The engine's settings and those of an answer.
+pub fn settings_json(engine: &Engine, sampling: &Sampling, max_tokens: usize) -> Map<String, Value> {
+    let mut settings = engine_json(engine);
+    settings.insert("temperature".to_owned(), short(sampling.temperature));
+    settings.insert("top_p".to_owned(), short(sampling.top_p));
+    settings.insert("max_tokens".to_owned(), json!(max_tokens));
+    settings
+}
+
+/// A single-precision number as people wrote it: 0.7, not 0.699999988.
+fn short(value: f32) -> Value {
+    value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
+}
+
+/// The name of a finish reason.
+pub fn finish_name(finish: Finish) -> &'static str {
+    match finish {
+        Finish::Stop => "stop",
+        Finish::Length => "length",
+        Finish::Context => "context",
+        Finish::Cancelled => "cancelled",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_rates_are_left_out() {
+        let stats = Stats { prompt_tokens: 10, prefill: Duration::from_secs(2), ..Stats::default() };
+        let line = summary(&stats);
+        assert!(
+            line.starts_with("prompt: 10 tokens in 2.00 s (5.0 tok/s); answer: 0 tokens in 0.00 s; "),
+            "{line}"
+        );
+        assert_eq!(stats_json(&stats, Duration::ZERO)["decode_tokens_per_s"], Value::Null);
+    }
+
+    #[test]
+    fn decode_counts_passes() {
+        let stats =
+            Stats { new_tokens: 6, decode_passes: 5, decode: Duration::from_secs(2), ..Stats::default() };
+        assert_eq!(decode_rate(&stats), Some(2.5));
+    }
+
+    #[test]
+    fn settings_read_as_they_were_written() {
+        assert_eq!(short(0.7), json!(0.7));
+    }
+}
