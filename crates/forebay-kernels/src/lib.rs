@@ -3,28 +3,28 @@
 //! `docs/numerics.md` defines every operation here: order, rounding, special
 //! values. The code is laid out so that one definition serves every machine:
 //!
-//! * [`portable`] holds the bodies: plain loops over sixteen lanes with explicit
+//! * `portable` holds the bodies: plain loops over sixteen lanes with explicit
 //!   fused multiply-adds. They are compiled once per instruction set.
 //! * `scalar`, `x86::{avx2, avx512}` and `arm::{neon, dotprod}` are the rooms.
 //!   They mirror one another file for file and hold what the compiler does not
 //!   find by itself: unpacking codes and exact integer dot products.
 //! * [`Kernels`] picks a room at run time; the choice never changes a bit.
 //!
-//! Start reading at [`matmul`], then [`Activations`], [`attend`] and [`Team`].
+//! Start reading at [`matmul()`], then [`Activations`], [`attend`] and [`Team`].
 //! What this crate is not: it knows no model, no file and no cache.
 
-pub mod activations;
-pub mod attention;
-pub mod indexer;
-pub mod isa;
-pub mod kernels;
-pub mod matmul;
+mod activations;
+mod attention;
+mod indexer;
+mod isa;
+mod kernels;
+mod matmul;
 mod portable;
-pub mod rope;
-pub mod router;
+mod rope;
+mod router;
 mod scalar;
 mod table;
-pub mod team;
+mod team;
 
 #[cfg(target_arch = "aarch64")]
 mod arm;
