@@ -51,7 +51,7 @@ pub fn int_code(format: Format, row_codes: &[u8], col: usize) -> i8 {
     match format {
         Format::Int4Row | Format::Int4Group(_) => {
             let byte = row_codes[col / 2];
-            let nibble = if col % 2 == 0 { byte & 0xF } else { byte >> 4 };
+            let nibble = if col.is_multiple_of(2) { byte & 0xF } else { byte >> 4 };
             nibble as i8 - 8
         }
         Format::Int2Row => ((row_codes[col / 4] >> (2 * (col % 4))) & 3) as i8 - 2,

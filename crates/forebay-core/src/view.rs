@@ -113,7 +113,7 @@ impl<'a> MatrixView<'a> {
     /// # Panics
     /// If the range leaves the matrix, or splits an FP8 block.
     pub fn slice_rows(&self, range: std::ops::Range<usize>) -> MatrixView<'a> {
-        let stride = if self.rows == 0 { 0 } else { self.codes.len() / self.rows };
+        let stride = self.codes.len().checked_div(self.rows).unwrap_or(0);
         let codes = &self.codes[range.start * stride..range.end * stride];
         let scales = match self.format {
             Format::F32 | Format::Bf16 | Format::F16 => &self.scales[..0],

@@ -71,7 +71,8 @@ fn greedy_texts_are_those_of_transformers() {
                 have.push(token);
             }
         };
-        let request = Request { prompt: &start, max_tokens: new.len(), sampling: Sampling::greedy(), stops: &[] };
+        let request =
+            Request { prompt: &start, max_tokens: new.len(), sampling: Sampling::greedy(), stops: &[] };
         let mut session = Session::new(&engine);
         session.generate(&mut engine, &request, &CancelToken::new(), None, &mut keep).unwrap();
         assert_eq!(have, new, "{name}");
@@ -94,7 +95,11 @@ fn teacher_forced_logits_are_those_of_transformers() {
             for (id, want) in ids(&text["top5_ids"][i]).into_iter().zip(logits) {
                 let have = row[id as usize];
                 // The file rounds to four digits; the logit range is about 30.
-                assert!((have - want).abs() < 2e-3, "{}: position {position}, {id}: {have}, want {want}", text["name"]);
+                assert!(
+                    (have - want).abs() < 2e-3,
+                    "{}: position {position}, {id}: {have}, want {want}",
+                    text["name"]
+                );
             }
         }
     }
