@@ -112,7 +112,7 @@ impl ExpertTable {
                 }
                 slab_len = slab_len.max(record.len);
                 parts.push(record.parts);
-                segments.push(Arc::from(record.segments));
+                segments.push(record.segments);
                 layouts.push(three);
             }
             let wanted = quantise.filter(|_| layouts.iter().flatten().any(|l| !l.format.is_integer()));

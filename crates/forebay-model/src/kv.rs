@@ -118,7 +118,7 @@ impl KvCache {
             .len()
             .checked_mul(spec.kv_width())?
             .checked_add(spec.full_indexer_layers().count().checked_mul(index_dim)?)?;
-        Some((capacity as u64).checked_mul(per_token as u64)?.checked_mul(dtype.bytes() as u64)?)
+        (capacity as u64).checked_mul(per_token as u64)?.checked_mul(dtype.bytes() as u64)
     }
 
     /// Positions that are valid; the next one to be written.
