@@ -4,7 +4,7 @@
 //!   becomes that data, and what it calls its tensors.
 //! - [`snapshot`]: one model folder, checked as a whole before anything is allocated.
 //! - [`weights`]: the resident tensors. [`experts`]: the routed ones, as they are read.
-//! - [`kv`]: the cache of one sequence. [`forward`]: the pass itself, with
+//! - [`kv`]: the cache of one sequence. [`forward`](mod@forward): the pass itself, with
 //!   [`attention`] and [`moe`] as its two halves.
 //!
 //! This crate decides nothing about memory or time: the engine gives it a budgeted

@@ -154,7 +154,7 @@ pub struct ScoreArgs {
     /// Longest window in tokens [default: the context]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     pub window: Option<u32>,
-    /// Do not put [gMASK]<sop> before each window of a text
+    /// Do not put the model's start tokens (`[gMASK]<sop>`) before each window of a text
     ///
     /// GLM models were trained with that prefix, so texts get it unless they start with it.
     #[arg(long, conflicts_with = "ids")]

@@ -28,7 +28,10 @@ pub fn spec(config: &ConfigFile) -> Result<ModelSpec, ConfigError> {
     let shared = c.opt_usize("n_shared_experts", 0..=64)?.unwrap_or(0);
     let attention = attention(&c)?;
     let indexer = indexer(&c, &attention)?;
-    let norm_eps = c.opt_f64("rms_norm_eps", POSITIVE)?.unwrap_or(1e-5) as f32;
+    let norm_eps = match c.opt_f64("rms_norm_eps", POSITIVE)? {
+        Some(eps) => single(&c, "rms_norm_eps", eps)?,
+        None => 1e-5,
+    };
     let spec = ModelSpec {
         family: MODEL_TYPE.to_owned(),
         hidden: c.usize("hidden_size", 1..=1 << 20)?,
@@ -43,7 +46,7 @@ pub fn spec(config: &ConfigFile) -> Result<ModelSpec, ConfigError> {
             expert_width,
             shared_width: expert_width * shared,
             normalise: c.bool("norm_topk_prob")?,
-            scaling: c.f64("routed_scaling_factor", ..)? as f32,
+            scaling: single(&c, "routed_scaling_factor", c.f64("routed_scaling_factor", ..)?)?,
         },
         norm_eps,
         low_rank_norm_eps: norm_eps,
@@ -125,7 +128,7 @@ fn rope_theta(c: &Section<'_>) -> Result<f32, ConfigError> {
     }
     let outer = c.opt_f64("rope_theta", POSITIVE)?;
     let Some(rope) = c.opt_section("rope_parameters")? else {
-        return Ok(c.f64("rope_theta", POSITIVE)? as f32);
+        return single(c, "rope_theta", c.f64("rope_theta", POSITIVE)?);
     };
     rope.opt_choice("rope_type", &["default"])?;
     let theta = rope.f64("rope_theta", POSITIVE)?;
@@ -133,7 +136,17 @@ fn rope_theta(c: &Section<'_>) -> Result<f32, ConfigError> {
         let allowed = format!("{theta} (rope_parameters.rope_theta)");
         return Err(c.refuse("rope_theta", allowed, "the two places disagree"));
     }
-    Ok(theta as f32)
+    single(&rope, "rope_theta", theta)
+}
+
+/// `value` in single precision, in which it must be neither infinite nor, unless it is 0, 0.
+fn single(c: &Section<'_>, field: &str, value: f64) -> Result<f32, ConfigError> {
+    let narrow = value as f32;
+    if !narrow.is_finite() || (narrow == 0.0 && value != 0.0) {
+        let allowed = format!("a number of magnitude {:e} to {:e}", f32::MIN_POSITIVE, f32::MAX);
+        return Err(c.refuse(field, allowed, "it is computed with in single precision"));
+    }
+    Ok(narrow)
 }
 
 /// The indexer that the config declares; `None` when any of its sizes is 0 or the key is too wide.
