@@ -54,8 +54,10 @@ pub fn spec(config: &ConfigFile) -> Result<ModelSpec, ConfigError> {
         mtp_layers: c.opt_usize("num_nextn_predict_layers", 0..=16)?.unwrap_or(0),
     };
     if indexer.is_some() && spec.layers[0].indexer == IndexerKind::Shared {
+        let given = |field: &&str| c.raw(field).is_some_and(|value| !value.is_null());
+        let named = ["indexer_types", "index_topk_pattern"].into_iter().find(given);
         return Err(c.refuse(
-            if c.raw("indexer_types").is_some() { "indexer_types" } else { "index_skip_topk_offset" },
+            named.unwrap_or("index_skip_topk_offset"),
             "a schedule whose layer 0 is \"full\"",
             "layer 0 has no earlier selection to share",
         ));
