@@ -5,23 +5,16 @@ use std::path::Path;
 use forebay_core::CancelToken;
 use forebay_engine::{Engine, EngineOptions, Session};
 use forebay_model::families::glm::TRANSFORMERS_LOW_RANK_EPS;
-use forebay_model::{Arith, KvDtype};
 
 use crate::Outcome;
 
 /// Tokens at the start of every window that are given, not scored.
 const GIVEN: usize = 2;
 
-pub(crate) fn perplexity(model: &Path, heldout: &Path, options: &[&str]) -> Outcome {
-    let mut engine_options =
-        EngineOptions { low_rank_norm_eps: Some(TRANSFORMERS_LOW_RANK_EPS), ..Default::default() };
-    for option in options {
-        match *option {
-            "bf16" => engine_options.kv_dtype = KvDtype::Bf16,
-            "f32" => engine_options.kv_dtype = KvDtype::F32,
-            other => engine_options.arith = other.parse::<Arith>()?,
-        }
-    }
+/// Prints the perplexity of every segment of `heldout` and of all, with the epsilon of the
+/// low-rank norms that transformers has, so that its numbers can be compared.
+pub(crate) fn perplexity(model: &Path, heldout: &Path, options: EngineOptions) -> Outcome {
+    let engine_options = EngineOptions { low_rank_norm_eps: Some(TRANSFORMERS_LOW_RANK_EPS), ..options };
     let mut engine = Engine::open(model, engine_options, &mut |_, _| {})?;
     let text: serde_json::Value = serde_json::from_slice(&std::fs::read(heldout)?)?;
     let mut session = Session::new(&engine);

@@ -4,12 +4,14 @@
 //! A choice between two logits that the oracle itself tells apart by less than its own noise is
 //! a tie: it is reported and does not fail. Everything else must agree.
 
-use std::collections::BTreeMap;
+mod common;
+
 use std::path::{Path, PathBuf};
 
+use common::{Choices, all_logits, argmax, floats, greedy, ids, json};
 use forebay_core::CancelToken;
-use forebay_engine::{Engine, EngineOptions, Event, Request, Sampling, Session};
-use forebay_model::{Arith, Capability, KvDtype, Trace};
+use forebay_engine::{Engine, EngineOptions, Request, Sampling, Session};
+use forebay_model::{Arith, Capability, KvDtype};
 use serde_json::Value;
 
 /// Largest accepted logit difference, relative to the oracle's logit range.
@@ -32,15 +34,7 @@ fn cases() -> Vec<String> {
 }
 
 fn golden(case: &str) -> Value {
-    serde_json::from_slice(&std::fs::read(goldens().join(case).join("golden.json")).unwrap()).unwrap()
-}
-
-fn ids(value: &Value) -> Vec<u32> {
-    serde_json::from_value(value.clone()).unwrap()
-}
-
-fn floats(value: &Value) -> Vec<f64> {
-    serde_json::from_value(value.clone()).unwrap()
+    json(&goldens().join(case).join("golden.json"))
 }
 
 fn options(golden: &Value) -> EngineOptions {
@@ -63,31 +57,6 @@ fn open(case: &str, options: EngineOptions) -> Engine {
         .unwrap();
     Engine::open(&dir, EngineOptions { context: Some(longest), ..options }, &mut |_, _| {})
         .unwrap_or_else(|e| panic!("{case}: {e}"))
-}
-
-fn all_logits(engine: &mut Engine, tokens: &[u32]) -> Vec<Vec<f32>> {
-    let mut session = Session::new(engine);
-    let mut rows = Vec::new();
-    let mut keep = |_: usize, row: &[f32]| rows.push(row.to_vec());
-    session.run_tokens(engine, tokens, &CancelToken::new(), &mut keep).unwrap();
-    rows
-}
-
-fn greedy(engine: &mut Engine, prompt: &[u32], max_tokens: usize) -> Vec<u32> {
-    let request = Request { prompt, max_tokens, sampling: Sampling::greedy(), stops: &[] };
-    let mut tokens = Vec::new();
-    let mut keep = |event| {
-        if let Event::Token(token) = event {
-            tokens.push(token);
-        }
-    };
-    let mut session = Session::new(engine);
-    session.generate(engine, &request, &CancelToken::new(), None, &mut keep).unwrap();
-    tokens
-}
-
-fn argmax(row: &[f32]) -> u32 {
-    (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best }) as u32
 }
 
 /// What one prompt's comparison found.
@@ -170,23 +139,6 @@ fn exact_mode_agrees_with_transformers_on_every_case() {
         failures.extend(found.failures);
     }
     assert!(failures.is_empty(), "{} differences:\n{}", failures.len(), failures.join("\n"));
-}
-
-#[derive(Default)]
-struct Choices {
-    selected: BTreeMap<(usize, usize), Vec<u32>>,
-    routed: BTreeMap<(usize, usize), Vec<(u32, f32)>>,
-}
-
-impl Trace for Choices {
-    fn selected(&mut self, layer: usize, position: usize, positions: &[u32]) {
-        self.selected.insert((layer, position), positions.to_vec());
-    }
-
-    fn routed(&mut self, layer: usize, position: usize, experts: &[u32], weights: &[f32]) {
-        let pairs = experts.iter().copied().zip(weights.iter().copied()).collect();
-        self.routed.insert((layer, position), pairs);
-    }
 }
 
 /// The router's picks and the indexer's selections at the last prompt position, where the

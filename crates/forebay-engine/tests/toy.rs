@@ -2,10 +2,11 @@
 //! rows, selections, routes and token sequences that another engine and an independent numpy
 //! implementation agree on.
 
-use std::collections::BTreeMap;
+mod common;
 
+use common::{Choices, greedy_on};
 use forebay_core::CancelToken;
-use forebay_engine::{Engine, EngineOptions, Event, Request, Sampling, Session};
+use forebay_engine::{Engine, EngineOptions, Request, Sampling, Session};
 use forebay_model::{Arith, KvDtype, Trace};
 use forebay_testkit::toy;
 
@@ -18,23 +19,6 @@ fn open(options: EngineOptions) -> (tempfile::TempDir, Engine) {
     toy::write(dir.path()).unwrap();
     let engine = Engine::open(dir.path(), options, &mut |_, _| {}).unwrap();
     (dir, engine)
-}
-
-#[derive(Default)]
-struct Choices {
-    selected: BTreeMap<(usize, usize), Vec<u32>>,
-    routed: BTreeMap<(usize, usize), Vec<(u32, f32)>>,
-}
-
-impl Trace for Choices {
-    fn selected(&mut self, layer: usize, position: usize, positions: &[u32]) {
-        self.selected.insert((layer, position), positions.to_vec());
-    }
-
-    fn routed(&mut self, layer: usize, position: usize, experts: &[u32], weights: &[f32]) {
-        let pairs = experts.iter().copied().zip(weights.iter().copied()).collect();
-        self.routed.insert((layer, position), pairs);
-    }
 }
 
 fn prefill(engine: &mut Engine, session: &mut Session, trace: Option<&mut dyn Trace>) {
@@ -141,15 +125,7 @@ fn a_batch_of_rows_and_single_rows_match_the_published_values() {
 }
 
 fn greedy(engine: &mut Engine, session: &mut Session, prompt: &[u32], max_tokens: usize) -> Vec<u32> {
-    let request = Request { prompt, max_tokens, sampling: Sampling::greedy(), stops: &[] };
-    let mut tokens = Vec::new();
-    let mut keep = |event| {
-        if let Event::Token(token) = event {
-            tokens.push(token);
-        }
-    };
-    session.generate(engine, &request, &CancelToken::new(), None, &mut keep).unwrap();
-    tokens
+    greedy_on(engine, session, prompt, max_tokens, &[])
 }
 
 const GREEDY: [u32; 24] = [
