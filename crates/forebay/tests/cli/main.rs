@@ -1,8 +1,10 @@
 //! The real binary, as people and scripts use it.
 
 mod chat;
+mod damage;
 mod errors;
 mod inspect;
+mod memory;
 mod run;
 mod score;
 mod support;
