@@ -2,7 +2,7 @@
 //! formats with their scalar packing.
 //!
 //! This crate does no I/O and holds no fast arithmetic. Start reading at
-//! [`format`] (how many bytes a weight matrix takes), then [`view`] (a checked
+//! [`mod@format`] (how many bytes a weight matrix takes), then [`view`] (a checked
 //! window on such bytes) and [`quant`] (what the bytes mean, one row at a time).
 
 pub mod bytes;

@@ -3,10 +3,8 @@
 //! A budget covers everything: weights, KV cache, work buffers, expert slots, and what
 //! the process itself takes. Whatever is left after the rest becomes expert slots.
 
-use std::collections::BTreeMap;
-
 use forebay_core::ByteSize;
-use forebay_io::MemoryInfo;
+use forebay_io::{MemoryInfo, slot_bytes};
 use forebay_model::{KvCache, KvDtype, Model, Snapshot, Workspace};
 use forebay_tiers::{BudgetError, ClassDemand, LayerDemand, SlotDemand, SlotSplit};
 
@@ -14,6 +12,8 @@ use forebay_tiers::{BudgetError, ClassDemand, LayerDemand, SlotDemand, SlotSplit
 const PROCESS_BYTES: u64 = 24_000_000;
 /// Book-keeping per tensor: its name, its place in the catalogue, its share of a record.
 const BYTES_PER_TENSOR: u64 = 640;
+/// Book-keeping per routed expert: its reads and where its matrices lie.
+const BYTES_PER_EXPERT: u64 = 480;
 /// Memory of a parsed tokenizer, per byte of its file.
 const TOKENIZER_FACTOR: u64 = 12;
 /// Share of the available memory that an automatic budget takes.
@@ -109,8 +109,10 @@ pub enum PlanError {
     /// The budget is below the minimum.
     #[error(
         "a memory budget of {} is too small: this model needs at least {} with a context of {context} \
-         (weights {}, KV cache {}, work buffers {}); raise --memory or lower --context",
-        ByteSize(*budget), ByteSize(*minimum), ByteSize(*weights), ByteSize(*kv), ByteSize(*work)
+         (weights {}, KV cache {}, work buffers {}, experts passing through and the program {}); \
+         raise --memory or lower --context",
+        ByteSize(*budget), ByteSize(*minimum), ByteSize(*weights), ByteSize(*kv), ByteSize(*work),
+        ByteSize(minimum.saturating_sub(weights + kv + work))
     )]
     TooSmall {
         /// Bytes offered.
@@ -128,14 +130,17 @@ pub enum PlanError {
     },
     /// The budget is more than there is.
     #[error(
-        "the plan takes {} but only {} of memory are available; close other programs or use --memory {}",
-        ByteSize(*planned), ByteSize(*available), available / 1_000_000 * 9 / 10 * 1_000_000
+        "the plan takes {} but only {} of memory are available (the least it can do with is {}); \
+         close other programs, give a smaller --memory, or lower --context",
+        ByteSize(*planned), ByteSize(*available), ByteSize(*minimum)
     )]
     MoreThanAvailable {
         /// Bytes the plan would take.
         planned: u64,
         /// Bytes available.
         available: u64,
+        /// Bytes needed at least.
+        minimum: u64,
     },
     /// The context is zero or beyond what the model was made for.
     #[error("a context of {wanted} tokens is not possible with this model; use 1 to {maximum}")]
@@ -164,7 +169,7 @@ pub fn plan(snapshot: &Snapshot, request: &PlanRequest, memory: &MemoryInfo) -> 
     let plan = with_context(snapshot, request, budget, budget_from, context)?;
     match memory.available {
         Some(available) if plan.total() > available => {
-            Err(PlanError::MoreThanAvailable { planned: plan.total(), available })
+            Err(PlanError::MoreThanAvailable { planned: plan.total(), available, minimum: plan.minimum })
         }
         _ => Ok(plan),
     }
@@ -190,17 +195,19 @@ fn automatic_context(
     maximum: usize,
 ) -> Result<usize, PlanError> {
     let shortest = maximum.min(4096);
+    // Slots of the poorest layer, or `None` if the context does not fit at all.
     let slots_at = |context| -> Result<Option<usize>, PlanError> {
         match with_context(snapshot, request, budget, BudgetFrom::Available, context) {
-            Ok(plan) => Ok(plan.slots.quotas.iter().min().copied()),
-            Err(PlanError::TooSmall { .. }) => Ok(Some(0)),
+            Ok(plan) => Ok(Some(plan.slots.quotas.iter().min().copied().unwrap_or(usize::MAX))),
+            Err(PlanError::TooSmall { .. }) => Ok(None),
             Err(other) => Err(other),
         }
     };
-    let wanted = slots_at(shortest)?.map_or(0, |slots| slots.min(COMFORTABLE_SLOTS));
+    let Some(most) = slots_at(shortest)? else { return Ok(shortest) };
+    let wanted = most.min(COMFORTABLE_SLOTS);
     let mut context = snapshot.spec.max_context.unwrap_or(DEFAULT_CONTEXT);
     while context > shortest {
-        if slots_at(context)?.is_none_or(|slots| slots >= wanted) && wanted > 0 {
+        if slots_at(context)?.is_some_and(|slots| slots >= wanted) {
             return Ok(context);
         }
         context = (context / 2).max(shortest);
@@ -222,7 +229,9 @@ fn with_context(
     let kv = KvCache::planned_bytes(spec, context, request.kv_dtype, select).unwrap_or(u64::MAX / 2);
     let io = request.io_workers as u64 * scratch_per_worker(snapshot) as u64;
     let process = process_bytes(snapshot);
-    let work_of = |chunk| Workspace::planned_bytes(spec, chunk, context, request.threads);
+    // Loading comes before the first pass, so its largest transient shares the passes' buffers.
+    let loading = Model::load_transient_bytes(snapshot);
+    let work_of = |chunk| Workspace::planned_bytes(spec, chunk, context, request.threads).max(loading);
     // A pass never has more rows than the context; short memory takes smaller passes.
     let mut chunk = request.chunk.unwrap_or(DEFAULT_CHUNK).clamp(1, context);
     let fixed = |chunk| [weights, kv, io, process, work_of(chunk)].into_iter().fold(0, u64::saturating_add);
@@ -257,10 +266,17 @@ fn with_context(
 /// Slab classes by size, and which class each sparse layer uses.
 fn demand(snapshot: &Snapshot) -> SlotDemand {
     let staging = snapshot.spec.moe.top_k.max(2);
-    let sizes: BTreeMap<usize, ()> = snapshot.experts.iter().map(|(_, layer)| (layer.slab_len, ())).collect();
-    let classes: Vec<ClassDemand> =
-        sizes.keys().map(|&slab_bytes| ClassDemand { slab_bytes, staging }).collect();
-    let class_of = |slab_len| classes.iter().position(|c| c.slab_bytes == slab_len).unwrap_or(0);
+    let mut sizes: Vec<usize> =
+        snapshot.experts.iter().map(|(_, layer)| slot_bytes(layer.slab_len)).collect();
+    sizes.sort_unstable();
+    // Sizes within a percent of a larger one share its class: padding is cheaper than staging slabs.
+    let mut classes: Vec<ClassDemand> = Vec::new();
+    for slab_bytes in sizes.into_iter().rev() {
+        if classes.last().is_none_or(|class| slab_bytes < class.slab_bytes - class.slab_bytes / 100) {
+            classes.push(ClassDemand { slab_bytes, staging });
+        }
+    }
+    let class_of = |slab_len| classes.iter().rposition(|c| c.slab_bytes >= slab_len).unwrap_or(0);
     let layers = snapshot
         .experts
         .iter()
@@ -280,5 +296,6 @@ fn process_bytes(snapshot: &Snapshot) -> u64 {
     let tokenizer = std::fs::metadata(snapshot.dir.join("tokenizer.json")).map_or(0, |m| m.len());
     PROCESS_BYTES
         + snapshot.catalog.len() as u64 * BYTES_PER_TENSOR
+        + snapshot.experts.total as u64 * BYTES_PER_EXPERT
         + tokenizer.saturating_mul(TOKENIZER_FACTOR)
 }

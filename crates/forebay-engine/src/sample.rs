@@ -147,7 +147,7 @@ impl Sampler {
         while kept < self.order.len() {
             if kept == sorted {
                 // The nucleus is usually small: sort ever larger prefixes instead of the vocabulary.
-                let upto = (sorted * 4).clamp(64, self.order.len());
+                let upto = (sorted * 4).max(64).min(self.order.len());
                 if upto < self.order.len() {
                     self.order[sorted..].select_nth_unstable_by(upto - sorted - 1, by_rank);
                 }
@@ -251,6 +251,23 @@ mod tests {
         let logits = [2.0, 1.0, 0.0, -1.0];
         let draws: Vec<u32> = (0..8).map(|_| s.pick(&logits).unwrap()).collect();
         assert_eq!(draws, [1, 0, 1, 1, 0, 0, 0, 0]);
+    }
+
+    /// Low temperatures leave one possible token, and small vocabularies fewer than a sorting block.
+    #[test]
+    fn a_peaked_or_tiny_distribution_has_a_nucleus() {
+        let logits: Vec<f32> = (0..300).map(|i| if i == 77 { 9.0 } else { (i % 7) as f32 }).collect();
+        for temperature in [1e-45, 1e-4, 0.01, 0.1, 0.15, 0.3, 1.0, 2.0] {
+            for top_p in [1e-6, 0.5, 0.9, 0.999] {
+                let mut s = sampler(temperature, top_p, 5);
+                let picked = s.pick(&logits).unwrap() as usize;
+                assert!(s.distribution(&logits).unwrap()[picked] > 0.0);
+                if temperature <= 0.15 {
+                    assert_eq!(picked, 77, "temperature {temperature}, top-p {top_p}");
+                }
+                assert_eq!(sampler(temperature, top_p, 5).pick(&[1.0]), Ok(0));
+            }
+        }
     }
 
     #[test]

@@ -62,7 +62,7 @@ pub struct Outcome {
 /// Measured cost of one generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stats {
-    /// Tokens run before the first new one, a pending one included.
+    /// Prompt tokens that were run, a pending one included; fewer than asked for after a cancellation.
     pub prompt_tokens: usize,
     /// Tokens generated.
     pub new_tokens: usize,
@@ -116,7 +116,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// An empty sequence with the planned context.
+    /// An empty sequence with the planned context. The engine's plan has room for one.
     pub fn new(engine: &Engine) -> Self {
         Self {
             kv: engine.new_kv(),
@@ -175,7 +175,8 @@ impl Session {
     /// Runs the prompt and generates until a stop token, a limit or a cancellation.
     ///
     /// `on_event` sees every token as it is chosen. After an error the sequence holds
-    /// what had been run before it and can be used again.
+    /// what had been run before it and can be used again. After a cancellation in the middle of
+    /// the prompt it holds the part that was run: [`truncate`](Self::truncate) takes it back.
     pub fn generate(
         &mut self,
         engine: &mut Engine,
@@ -209,12 +210,13 @@ impl Session {
         started: Instant,
     ) -> Result<Finish, GenerateError> {
         let prompt: Vec<u32> = self.pending.into_iter().chain(request.prompt.iter().copied()).collect();
-        stats.prompt_tokens = prompt.len();
-        if let Finish::Cancelled = self.prefill(engine, &prompt, cancel, trace, on_event)? {
-            stats.prefill = started.elapsed();
+        let before = self.tokens.len();
+        let finish = self.prefill(engine, &prompt, cancel, trace, on_event)?;
+        stats.prefill = started.elapsed();
+        stats.prompt_tokens = self.tokens.len() - before;
+        if let Finish::Cancelled = finish {
             return Ok(Finish::Cancelled);
         }
-        stats.prefill = started.elapsed();
         while stats.new_tokens < request.max_tokens {
             let next = sampler.pick(&self.logits)?;
             if request.stops.contains(&next) {
@@ -250,15 +252,13 @@ impl Session {
         if prompt.is_empty() && self.logits.is_empty() {
             return Err(ForwardError::NoTokens.into());
         }
-        // Refused as a whole: nothing of a prompt that does not fit is run.
-        let (used, capacity) = (self.kv.len(), self.kv.capacity());
-        if prompt.len() > capacity - used {
-            return Err(ForwardError::ContextFull { tokens: prompt.len(), used, capacity }.into());
-        }
+        self.check(engine, prompt)?;
         let chunk = engine.plan().chunk;
         let mut done = 0;
         for tokens in prompt.chunks(chunk) {
             if let Finish::Cancelled = self.extend(engine, tokens, cancel, trace)? {
+                // Part of a prompt is nothing to go on from.
+                self.logits.clear();
                 return Ok(Finish::Cancelled);
             }
             done += tokens.len();
@@ -290,8 +290,20 @@ impl Session {
         Ok(Finish::Length)
     }
 
+    /// An error unless all of `tokens` exist and fit: nothing of a prompt that does not is run.
+    fn check(&self, engine: &Engine, tokens: &[u32]) -> Result<(), ForwardError> {
+        let (used, capacity, vocab) = (self.kv.len(), self.kv.capacity(), engine.spec().vocab);
+        if tokens.len() > capacity - used {
+            return Err(ForwardError::ContextFull { tokens: tokens.len(), used, capacity });
+        }
+        match tokens.iter().find(|&&token| token as usize >= vocab) {
+            Some(&token) => Err(ForwardError::Token { token, vocab }),
+            None => Ok(()),
+        }
+    }
+
     /// Appends `tokens` and calls `on_row` with each token's position in `tokens` and the logits
-    /// after it: teacher forcing.
+    /// after it: teacher forcing. A pending token is run first and has no row.
     pub fn run_tokens(
         &mut self,
         engine: &mut Engine,
@@ -299,12 +311,14 @@ impl Session {
         cancel: &CancelToken,
         on_row: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), GenerateError> {
-        let (used, capacity) = (self.kv.len(), self.kv.capacity());
-        if tokens.len() > capacity - used {
-            return Err(ForwardError::ContextFull { tokens: tokens.len(), used, capacity }.into());
+        if let Some(pending) = self.pending {
+            self.check(engine, &[pending])?;
+            if let Finish::Cancelled = self.extend(engine, &[pending], cancel, &mut None)? {
+                return Err(ForwardError::Cancelled.into());
+            }
         }
+        self.check(engine, tokens)?;
         let (chunk, vocab) = (engine.plan().chunk, engine.spec().vocab);
-        self.pending = None;
         let mut at = 0;
         for tokens in tokens.chunks(chunk) {
             let (ctx, store) = engine.split();
@@ -326,7 +340,7 @@ impl Session {
 
     /// Scores every token of `tokens` after the first one, given those before it.
     ///
-    /// The sequence must be empty; it holds `tokens` afterwards.
+    /// Starts from an empty sequence, whatever this one held; it holds `tokens` afterwards.
     pub fn score(
         &mut self,
         engine: &mut Engine,

@@ -10,7 +10,7 @@ use forebay_kernels::{
 };
 
 use crate::families::roles::Role;
-use crate::forward::{Context, Quantised, resize};
+use crate::forward::{Context, Quantised, quantised_values, resize};
 use crate::kv::{KvCache, Rows};
 use crate::spec::{IndexerKind, IndexerSpec, ModelSpec};
 use crate::trace::Trace;
@@ -69,7 +69,11 @@ impl AttentionScratch {
     /// Four-byte values that attention over `rows` rows and `context` positions holds.
     pub(crate) fn planned_values(spec: &ModelSpec, rows: usize, context: usize, threads: usize) -> usize {
         let a = &spec.attention;
-        let per_row = 2 * a.q_rank + a.heads * (a.qk() + a.rope + a.value + a.value / 2) + a.kv_rank + a.rope;
+        let per_row = 2 * a.q_rank
+            + a.heads * (a.qk() + a.rope + a.value)
+            + a.kv_rank
+            + a.rope
+            + quantised_values(a.heads * a.value);
         let block = 2 * rows.min(ROW_BLOCK) * a.heads * a.kv_rank + 2 * threads * a.heads;
         let index = spec
             .indexer

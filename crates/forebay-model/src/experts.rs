@@ -11,9 +11,9 @@ use forebay_store::layout::{self, LayoutError, WeightLayout};
 use forebay_store::record::{ExpertRecord, Part, RecordError, SEGMENT_ALIGN};
 
 use crate::families::glm;
-use crate::families::roles::{Role, Shape, TensorNeed};
+use crate::families::roles::Role;
 use crate::spec::ModelSpec;
-use crate::weights::reencode;
+use crate::weights::encode_into;
 
 /// Why the experts of a snapshot cannot be streamed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -154,14 +154,12 @@ fn expert_layouts(
         let down = layout::fused_slice(catalog, &down, [experts, hidden, width], expert, 0..hidden)?;
         return Ok([half(0..width)?, half(width..2 * width)?, down]);
     }
-    let find = |need: &TensorNeed| match need.shape {
-        Shape::Matrix { rows, cols } | Shape::FloatMatrix { rows, cols } => {
-            layout::weight(catalog, &need.name, rows, cols)
-        }
-        Shape::Vector { len } => layout::vector(catalog, &need.name, len),
-    };
     let [gate, up, down] = glm::expert_needs(spec, layer, expert);
-    Ok([find(&gate)?, find(&up)?, find(&down)?])
+    Ok([
+        layout::weight(catalog, &gate.name, width, hidden)?,
+        layout::weight(catalog, &up.name, width, hidden)?,
+        layout::weight(catalog, &down.name, hidden, width)?,
+    ])
 }
 
 /// A layer whose experts are quantised as they arrive: every expert is read into the same raw
@@ -258,16 +256,18 @@ impl Transform for QuantiseExpert {
 
     fn apply(&self, raw: &[u8], slab: &mut [u8]) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         for (from, to) in self.raw.iter().zip(&self.quantised) {
-            // The raw buffer has no promised alignment, so scales are copied out.
-            let scales: Vec<f32> = raw[from.scales.clone()]
-                .chunks_exact(4)
-                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-                .collect();
+            if from.format == to.format {
+                slab[to.codes.clone()].copy_from_slice(&raw[from.codes.clone()]);
+                slab[to.scales.clone()].copy_from_slice(&raw[from.scales.clone()]);
+                continue;
+            }
+            // The raw buffer has no promised alignment, so scales (FP8 has few) are copied out.
+            let (words, _) = raw[from.scales.clone()].as_chunks::<4>();
+            let scales: Vec<f32> = words.iter().map(|b| f32::from_le_bytes(*b)).collect();
             let view = MatrixView::new(from.format, from.rows, from.cols, &raw[from.codes.clone()], &scales)?;
-            let matrix = reencode(&view, to.format)?;
-            let (codes, scales) = matrix.parts();
-            slab[to.codes.clone()].copy_from_slice(codes);
-            slab[to.scales.clone()].copy_from_slice(bytemuck::cast_slice(scales));
+            let [codes, scales] = slab.get_disjoint_mut([to.codes.clone(), to.scales.clone()])?;
+            let scales = bytemuck::try_cast_slice_mut(scales).map_err(|e| e.to_string())?;
+            encode_into(&view, to.format, codes, scales)?;
         }
         Ok(())
     }

@@ -65,7 +65,7 @@ pub enum ForwardError {
         capacity: usize,
     },
     /// The router of a layer could not choose.
-    #[error("layer {layer}, position {position}: {cause}; the weights may be damaged")]
+    #[error("layer {layer}, position {position}: {cause}")]
     Router {
         /// The layer.
         layer: usize,
@@ -80,7 +80,7 @@ pub enum ForwardError {
     /// A row of the residual stream is no longer finite.
     #[error(
         "layer {layer} produced a value that is not finite at position {position}; \
-         the weights may be damaged, or the text drives them out of range"
+         compare the model files with their source, or try another text"
     )]
     NonFinite {
         /// The layer.
@@ -117,10 +117,11 @@ impl Workspace {
     /// Bytes of buffers that passes of up to `rows` rows, with `context` positions, can need.
     pub fn planned_bytes(spec: &ModelSpec, rows: usize, context: usize, threads: usize) -> u64 {
         let hidden = spec.hidden;
-        // x, normed, update, and quantised copies (a byte and a quarter per value, rounded up).
-        let stream = rows * (3 * hidden + hidden / 2);
+        // x, normed, update, and the quantised copy of normed.
+        let stream = rows * (3 * hidden + quantised_values(hidden));
         let attention = AttentionScratch::planned_values(spec, rows, context, threads);
-        let dense = MlpScratch::planned_values(rows, spec.dense_width.max(spec.moe.shared_width), hidden);
+        let dense = MlpScratch::planned_values(rows, spec.dense_width.max(spec.moe.shared_width))
+            + rows * quantised_values(spec.moe.shared_width);
         let moe = MoeScratch::planned_values(spec, rows);
         let logits = LOGIT_ROWS * spec.vocab;
         4 * (stream + attention + dense + moe + logits) as u64
@@ -129,6 +130,12 @@ impl Workspace {
 
 /// At most this many rows of logits are asked for at once.
 pub const LOGIT_ROWS: usize = 8;
+
+/// Four-byte values that the quantised copy of a row of `width` takes: per group of 64 its codes,
+/// a scale and four corrections.
+pub(crate) fn quantised_values(width: usize) -> usize {
+    width.div_ceil(forebay_kernels::GROUP) * 21
+}
 
 /// One buffer of quantised activations per width.
 #[derive(Default)]
@@ -310,9 +317,9 @@ pub(crate) struct MlpScratch {
 }
 
 impl MlpScratch {
-    /// Values held for `rows` rows of `width`, the quantised copy and the shared output included.
-    fn planned_values(rows: usize, width: usize, hidden: usize) -> usize {
-        rows * (3 * width + width / 2 + hidden)
+    /// Values held for `rows` rows of `width`, the quantised copy included.
+    fn planned_values(rows: usize, width: usize) -> usize {
+        rows * (3 * width + quantised_values(width))
     }
 }
 

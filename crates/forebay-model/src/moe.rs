@@ -10,7 +10,7 @@ use forebay_tiers::{ExpertError, ExpertStore};
 
 use crate::arith::Arith;
 use crate::families::roles::Role;
-use crate::forward::{Context, ForwardError, Quantised, resize};
+use crate::forward::{Context, ForwardError, Quantised, quantised_values, resize};
 use crate::spec::ModelSpec;
 use crate::trace::Trace;
 use crate::weights::Matrix;
@@ -62,7 +62,11 @@ impl MoeScratch {
         let m = &spec.moe;
         let routing = rows * (m.experts + 4 * m.top_k) + m.experts * 8;
         let outputs = rows * m.top_k * spec.hidden;
-        let batch = rows * (2 * spec.hidden + spec.hidden / 2 + 3 * m.expert_width + m.expert_width / 2);
+        let batch = rows
+            * (2 * spec.hidden
+                + quantised_values(spec.hidden)
+                + 3 * m.expert_width
+                + quantised_values(m.expert_width));
         routing + outputs + batch + rows * spec.hidden
     }
 

@@ -110,7 +110,13 @@ impl Snapshot {
         let mtp = mtp(&spec, &catalog);
         let resident = resident(&spec, &catalog, sparse_attention.is_active(), options.quantise)?;
         let experts = ExpertTable::build(&spec, &catalog, options.quantise)?;
-        let notes = notes(&census, &catalog, &experts);
+        let mut notes = notes(&census, &catalog, &experts);
+        if spec.indexer.is_some() && !options.dense_attention && !sparse_attention.is_active() {
+            notes.insert(
+                0,
+                format!("sparse attention is {sparse_attention}: every token attends to all earlier ones"),
+            );
+        }
         let dir = dir.to_owned();
         Ok(Self { dir, spec, catalog, resident, experts, sparse_attention, mtp, stop_ids, notes, options })
     }
@@ -261,7 +267,8 @@ fn notes(census: &Census, catalog: &Catalog, experts: &ExpertTable) -> Vec<Strin
     }
     if experts.total > 0 && experts.coalesced * 100 < experts.total * 99 {
         notes.push(format!(
-            "only {} of {} experts can be read in one piece; the others take several reads each",
+            "only {} of {} experts can be read in one piece; the others take several reads each, \
+             which makes streaming slower, not different",
             experts.coalesced, experts.total
         ));
     }

@@ -167,8 +167,8 @@ pub struct Model {
 impl Model {
     /// Loads the resident tensors of a checked snapshot.
     ///
-    /// `quantise` re-encodes float weights as they come in (the roles' own limits apply);
-    /// `progress` is called with the bytes read so far.
+    /// Float weights are re-encoded as the snapshot's options ask; `progress` is called with the
+    /// bytes read so far.
     pub fn load(
         snapshot: &Snapshot,
         shards: &[Shard],
@@ -187,6 +187,13 @@ impl Model {
         }
         let rope = Rope::new(spec.attention.rope, spec.attention.rope_theta)?;
         Ok(Self { spec, embedding, layers, final_norm, head, rope })
+    }
+
+    /// Bytes that [`load`](Self::load) holds for a moment beside the loaded tensors: the stored
+    /// form of the largest tensor that is re-encoded.
+    pub fn load_transient_bytes(snapshot: &Snapshot) -> u64 {
+        let encoded = snapshot.resident.iter().filter(|t| t.loaded_format != t.layout.format);
+        encoded.map(|t| t.layout.total_bytes()).max().unwrap_or(0)
     }
 
     /// Bytes that [`load`](Self::load) will hold for a snapshot.
@@ -276,24 +283,32 @@ fn load_matrix(tensor: &ResidentTensor, shards: &[Shard]) -> Result<Matrix, Weig
 }
 
 /// The same matrix in another format, one row at a time.
-pub(crate) fn reencode(view: &MatrixView<'_>, format: Format) -> Result<Matrix, EncodeError> {
+fn reencode(view: &MatrixView<'_>, format: Format) -> Result<Matrix, EncodeError> {
     let (rows, cols) = (view.rows(), view.cols());
-    let mut row = vec![0.0; cols];
-    let (mut codes, mut scales) = (Vec::new(), Vec::new());
-    for r in 0..rows {
-        quant::decode_row(view, r, &mut row);
-        let encoded = quant::encode(format, 1, cols, &row)?;
-        codes.extend_from_slice(&encoded.codes);
-        scales.extend_from_slice(&encoded.scales);
-    }
+    // A format that can be written takes no more bytes than the f32 matrix it came from.
+    let mut codes = vec![0; format.payload_bytes(rows, cols).unwrap_or(0)];
+    let mut scales = vec![0.0; format.scale_count(rows, cols).unwrap_or(0)];
+    encode_into(view, format, &mut codes, &mut scales)?;
     Ok(Matrix { format, rows, cols, codes, scales })
 }
 
-impl Matrix {
-    /// Codes and scales, for writing them somewhere else.
-    pub(crate) fn parts(&self) -> (&[u8], &[f32]) {
-        (&self.codes, &self.scales)
+/// Re-encodes `view`, one row at a time, into buffers of exactly the right length.
+pub(crate) fn encode_into(
+    view: &MatrixView<'_>,
+    format: Format,
+    codes: &mut [u8],
+    scales: &mut [f32],
+) -> Result<(), EncodeError> {
+    let (rows, cols) = (view.rows(), view.cols());
+    let (row_bytes, row_scales) = (codes.len() / rows, scales.len() / rows);
+    let mut row = vec![0.0; cols];
+    for r in 0..rows {
+        quant::decode_row(view, r, &mut row);
+        let encoded = quant::encode(format, 1, cols, &row)?;
+        codes[r * row_bytes..(r + 1) * row_bytes].copy_from_slice(&encoded.codes);
+        scales[r * row_scales..(r + 1) * row_scales].copy_from_slice(&encoded.scales);
     }
+    Ok(())
 }
 
 fn read_extent(tensor: &ResidentTensor, shards: &[Shard], extent: Extent) -> Result<Vec<u8>, WeightError> {
