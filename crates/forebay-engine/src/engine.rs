@@ -94,6 +94,12 @@ pub enum OpenError {
     /// The expert store refused its configuration.
     #[error(transparent)]
     Store(#[from] ConfigError),
+    /// The system does not give the memory that was planned for the KV cache and the work buffers.
+    #[error("the system refuses {} for the KV cache and work buffers; lower --context", ByteSize(*bytes))]
+    NoMemory {
+        /// Bytes asked for.
+        bytes: u64,
+    },
     /// The wanted instruction set is not there.
     #[error(transparent)]
     Isa(#[from] IsaUnavailable),
@@ -152,6 +158,7 @@ impl Engine {
         let kernels = options.isa.map_or(Ok(Kernels::detect()), Kernels::with_isa)?;
         let snapshot = Snapshot::open(dir, options.snapshot_options())?;
         let plan = plan::plan(&snapshot, &options.plan_request(), &MemoryInfo::read())?;
+        reserve(plan.kv.saturating_add(plan.work))?;
         let paths: Vec<_> = snapshot.catalog.shards().iter().map(|shard| &shard.path).collect();
         let shards = open_files(&paths)?;
         let total = snapshot.resident.iter().map(|t| t.layout.total_bytes()).sum();
@@ -249,6 +256,14 @@ impl Engine {
         };
         (ctx, &mut self.store)
     }
+}
+
+/// An error, instead of the abort that a later allocation would be, if the system refuses to
+/// promise `bytes` of memory.
+fn reserve(bytes: u64) -> Result<(), OpenError> {
+    let refused = OpenError::NoMemory { bytes };
+    let Ok(len) = usize::try_from(bytes) else { return Err(refused) };
+    Vec::<u8>::new().try_reserve_exact(len).map_err(|_| refused)
 }
 
 fn store_config(table: &ExpertTable, plan: &Plan) -> StoreConfig {
