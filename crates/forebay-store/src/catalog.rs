@@ -76,10 +76,7 @@ pub enum CatalogError {
     #[error(transparent)]
     Shard(#[from] ShardError),
     /// Two shards hold a tensor of the same name.
-    #[error(
-        "tensor {tensor:?} is in both {first} and {second}; remove the file that does not belong, \
-         or ask for the first one to win"
-    )]
+    #[error("tensor {tensor:?} is in both {first} and {second}; remove the file that does not belong")]
     Duplicate {
         /// The tensor.
         tensor: String,

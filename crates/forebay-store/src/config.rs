@@ -4,6 +4,7 @@
 //! the field, what was found and what is allowed (container spec section 2).
 //! Which fields there are is the business of the model family.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::Read;
 use std::ops::{Bound, RangeBounds, RangeInclusive};
@@ -133,10 +134,10 @@ impl ConfigFile {
 /// The stop tokens of a model: `eos_token_id` of its config, then those of its generation config
 /// that are not among them yet, in order (container spec section 2; there is no limit on their number).
 pub fn stop_ids(config: &ConfigFile, generation: Option<&ConfigFile>) -> Result<Vec<u32>, ConfigError> {
-    let mut ids: Vec<u32> = Vec::new();
+    let (mut ids, mut seen) = (Vec::new(), HashSet::new());
     for file in [Some(config), generation].into_iter().flatten() {
         for id in file.root().opt_u32_or_list("eos_token_id")?.unwrap_or_default() {
-            if !ids.contains(&id) {
+            if seen.insert(id) {
                 ids.push(id);
             }
         }
@@ -307,10 +308,15 @@ fn numbers(range: &impl RangeBounds<f64>) -> String {
     format!("a number{low}{and}{high}")
 }
 
-/// The bytes of `path`, or an error if there are more than `limit`.
+/// The bytes of the regular file `path`, or an error if there are more than `limit`.
 pub(crate) fn read_limited(path: &Path, limit: u64) -> std::io::Result<Vec<u8>> {
+    // Asked before opening: opening a pipe would wait for its writer.
+    if !fs::metadata(path)?.is_file() {
+        let message = "it is not a regular file; put the model's own file there";
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, message));
+    }
     let mut bytes = Vec::new();
-    // The length is not trusted: the file may grow, or be a device that never ends.
+    // The length is not trusted: the file may grow.
     fs::File::open(path)?.take(limit + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit {
         let message = format!("it is larger than {limit} bytes, far too large for what it should hold");
@@ -329,6 +335,22 @@ mod tests {
 
     fn message<T: std::fmt::Debug>(result: Result<T, ConfigError>) -> String {
         result.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_refused_without_waiting_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("config.json")).unwrap();
+        let said = message(ConfigFile::read(dir.path()));
+        assert!(said.contains("config.json") && said.contains("not a regular file"), "{said}");
+    }
+
+    #[test]
+    fn a_million_stop_ids_are_kept_once_each_in_order() {
+        let ids: Vec<String> = (0..1_000_000u32).map(|i| (i ^ 1).to_string()).collect();
+        let file = config(&format!(r#"{{"eos_token_id": [{}]}}"#, ids.join(",")));
+        let found = stop_ids(&file, Some(&file)).unwrap();
+        assert_eq!((found.len(), &found[..4]), (1_000_000, &[1, 0, 3, 2][..]));
     }
 
     #[test]
