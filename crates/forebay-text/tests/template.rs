@@ -214,6 +214,8 @@ fn templates_that_misbehave_give_typed_errors() {
     }
     for broken in [
         "{{ 1 + messages }}",
+        "{{ messages|tojson(indent=1099511627776) }}",
+        "{{ messages|tojson(indent=17) }}",
         "{{ messages.nothing.more }}",
         "{{ nothing | tojson }}",
         "{{ [1]|tojson(x=1) }}",
@@ -266,6 +268,63 @@ fn templates_are_found_in_order() {
     assert!(matches!(load().unwrap_err(), TemplateError::NotText { at: 2, .. }));
     write("chat_template.jinja", &"x".repeat((1 << 20) + 1));
     assert!(matches!(load().unwrap_err(), TemplateError::TooLarge { .. }));
+}
+
+/// Without its control tokens a tokenizer would make ordinary text of every mark of a turn.
+#[test]
+fn a_tokenizer_without_the_templates_control_tokens_is_refused() {
+    let mut bare = toy_json();
+    bare["added_tokens"] = json!([]);
+    let bare = from_json(&bare);
+    let dir = tempfile::tempdir().unwrap();
+    let missing = |tokenizer: &Tokenizer| match ChatTemplate::load(dir.path(), tokenizer) {
+        Err(TemplateError::MissingControl { token, .. }) => token,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(missing(&bare), "[gMASK]");
+    let source = "{# <|comment|> #}{% for m in messages %}<|user|>{{ m.content }}{% endfor %}<|nosuch|>";
+    std::fs::write(dir.path().join("chat_template.jinja"), source).unwrap();
+    assert_eq!(missing(&bare), "<|user|>");
+    assert_eq!(missing(&DEMO), "<|nosuch|>");
+    let mut content = toy_json();
+    for token in content["added_tokens"].as_array_mut().unwrap() {
+        token["special"] = json!(false);
+    }
+    assert_eq!(missing(&from_json(&content)), "<|user|>");
+    assert!(ChatTemplate::load(&demo_dir(), &bare).is_err());
+}
+
+#[test]
+fn messages_say_what_the_user_can_do() {
+    let empty = own("{% if false %}x{% endif %}").render(&hi(), &prompting()).unwrap_err();
+    assert!(matches!(empty, RenderError::Empty { .. }), "{empty}");
+    assert!(empty.to_string().contains("remove it"), "{empty}");
+    let broken = ChatTemplate::from_source("{% if %}", "test template", &DEMO).unwrap_err().to_string();
+    assert!(broken.contains("replace chat_template.jinja, or remove it"), "{broken}");
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("tokenizer_config.json"), "\u{feff}{}").unwrap();
+    let marked = ChatTemplate::load(dir.path(), &DEMO).unwrap_err();
+    assert!(matches!(marked, TemplateError::ByteOrderMark { .. }), "{marked}");
+    std::fs::create_dir(dir.path().join("chat_template.jinja")).unwrap();
+    std::fs::remove_file(dir.path().join("tokenizer_config.json")).unwrap();
+    let folder = ChatTemplate::load(dir.path(), &DEMO).unwrap_err();
+    assert!(folder.to_string().contains("is not a regular file"), "{folder}");
+}
+
+/// Rendering looks at each character once, not once per control token.
+#[test]
+fn many_control_tokens_do_not_slow_rendering() {
+    let mut file = toy_json();
+    let added = file["added_tokens"].as_array_mut().unwrap();
+    added.extend((0..60_000).map(|n| added_token(1000 + n, &format!("<c{n}>"), true)));
+    let tokenizer = from_json(&file);
+    let text = "\u{10FFFD}\u{10FFFC}xyz".repeat(20_000);
+    let source = "{{ messages[0].content }}<c0><c59999>";
+    let template = ChatTemplate::from_source(source, "test template", &tokenizer).unwrap();
+    let begun = std::time::Instant::now();
+    let prompt = template.render(&[ChatMessage::text(Role::User, text.as_str())], &prompting()).unwrap();
+    assert!(begun.elapsed().as_secs() < 5, "{:?}", begun.elapsed());
+    assert_eq!((prompt.text(), prompt.control_count()), (format!("{text}<c0><c59999>"), 2));
 }
 
 /// The demo model's tokenizer_config.json carries the same template.

@@ -249,6 +249,18 @@ fn files_that_are_missing_or_not_json_are_named() {
     );
     std::fs::write(&path, "{").unwrap();
     assert!(matches!(Tokenizer::from_file(&path).unwrap_err(), TokenizerError::Json { .. }));
+    std::fs::write(&path, "\u{feff}{}").unwrap();
+    assert!(matches!(Tokenizer::from_file(&path).unwrap_err(), TokenizerError::ByteOrderMark { .. }));
+    assert!(matches!(Tokenizer::from_file(dir.path()).unwrap_err(), TokenizerError::NotAFile { .. }));
+    for (wrong, field) in [
+        ("[]", "tokenizer.json"),
+        (r#"{"model": 7}"#, "the field model"),
+        (r#"{"model": {"vocab": {}, "merges": []}, "added_tokens": [7]}"#, "added_tokens"),
+    ] {
+        std::fs::write(&path, wrong).unwrap();
+        let message = Tokenizer::from_file(&path).unwrap_err().to_string();
+        assert!(message.contains(field) && !message.contains("struct"), "{message}");
+    }
 }
 
 /// Golden prompts and answers of the demo model, made with the transformers library.

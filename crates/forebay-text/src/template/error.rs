@@ -14,6 +14,18 @@ pub enum TemplateError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// Not a regular file, so it was not opened.
+    #[error("{} is not a regular file; put the model's own file there", path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The file begins with a UTF-8 byte order mark.
+    #[error("{origin} starts with a byte order mark; save it as UTF-8 without one")]
+    ByteOrderMark {
+        /// Which file.
+        origin: String,
+    },
     /// The file is larger than any real template.
     #[error("{origin} is larger than {limit} bytes; check that it is the right file")]
     TooLarge {
@@ -49,7 +61,10 @@ pub enum TemplateError {
         at: usize,
     },
     /// The template is not valid Jinja.
-    #[error("{origin} is not a usable Jinja template: {message}; use the built-in template instead")]
+    #[error(
+        "{origin} is not a usable Jinja template: {message}; replace chat_template.jinja, or remove it (and chat_template in \
+         tokenizer_config.json) for the built-in one"
+    )]
     Syntax {
         /// Which file.
         origin: String,
@@ -59,7 +74,8 @@ pub enum TemplateError {
     /// The template composes control tokens out of pieces, so they cannot be told from user text.
     #[error(
         "{origin} puts control tokens together from pieces, which cannot be kept apart from what users type \
-         (expected {expected:?}, found {found:?}); use the built-in template instead"
+         (expected {expected:?}, found {found:?}); replace chat_template.jinja, or remove it (and chat_template \
+         in tokenizer_config.json) for the built-in one"
     )]
     ComposedControl {
         /// Which file.
@@ -68,6 +84,17 @@ pub enum TemplateError {
         expected: String,
         /// What it makes when its control tokens are marked.
         found: String,
+    },
+    /// The template writes a control token that the tokenizer does not have as one.
+    #[error(
+        "{origin} writes {token:?}, which is not a control token of the tokenizer; template and tokenizer.json \
+         do not belong together, so fetch both again from the same model"
+    )]
+    MissingControl {
+        /// Which template.
+        origin: String,
+        /// The first such token in the template.
+        token: String,
     },
 }
 
@@ -104,8 +131,20 @@ pub enum RenderError {
         /// What the template said.
         message: String,
     },
+    /// The template made nothing of the conversation.
+    #[error(
+        "{origin} made an empty prompt of this conversation; replace chat_template.jinja, or remove it (and \
+         chat_template in tokenizer_config.json) for the built-in one"
+    )]
+    Empty {
+        /// Which template.
+        origin: String,
+    },
     /// The template does too much work for a conversation of this size.
-    #[error("{origin} did not finish within its work limit; use the built-in template instead")]
+    #[error(
+        "{origin} did not finish within its work limit; send less, or replace chat_template.jinja, or remove it \
+         (and chat_template in tokenizer_config.json) for the built-in one"
+    )]
     OutOfFuel {
         /// Which template.
         origin: String,

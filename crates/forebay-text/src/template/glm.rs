@@ -10,6 +10,10 @@ use crate::reasoning::{THINK_CLOSE, THINK_OPEN};
 use minijinja::value::Serde;
 use serde_json::Value;
 
+/// The control tokens of this rendering.
+pub(super) const CONTROLS: [&str; 6] =
+    ["[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"];
+
 const TOOLS_INTRO: &str = "\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n\
     You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n";
 const TOOLS_FORMAT: &str = "</tools>\n\nFor each function call, output the function name and arguments within \

@@ -7,7 +7,7 @@
 
 use super::clock::strftime;
 use super::error::{RenderError, TemplateError};
-use super::json::{JsonStyle, dumps};
+use super::json::{JsonStyle, MAX_INDENT, dumps};
 use crate::Tokenizer;
 use crate::prompt::RenderedPrompt;
 use aho_corasick::{AhoCorasick, MatchKind};
@@ -47,7 +47,7 @@ pub(super) struct JinjaTemplate {
     usual: Marked,
 }
 
-/// A template compiled with one set of markers, parallel to the control tokens.
+/// A template compiled with one set of markers, ascending and parallel to the control tokens.
 struct Marked {
     environment: Environment<'static>,
     markers: Vec<char>,
@@ -122,17 +122,15 @@ impl JinjaTemplate {
     ) -> Result<RenderedPrompt, RenderError> {
         let output = self.evaluate(&with.environment, &with.markers, variables, fuel)?;
         let mut prompt = RenderedPrompt::new();
-        let mut rest = output.as_str();
-        while let Some(at) = rest.find(with.markers.as_slice()) {
-            let (before, from) = rest.split_at(at);
-            prompt.push_text(before);
-            let mut chars = from.chars();
-            let marker = chars.next();
-            let which = with.markers.iter().position(|known| Some(*known) == marker);
-            prompt.push_control(which.map_or("", |which| &self.controls[which]));
-            rest = chars.as_str();
+        let mut text_from = 0;
+        // One pass whatever the number of control tokens: markers are ascending.
+        for (at, c) in output.char_indices().filter(|(_, c)| is_private_use(c)) {
+            let Ok(which) = with.markers.binary_search(&c) else { continue };
+            prompt.push_text(&output[text_from..at]);
+            prompt.push_control(&self.controls[which]);
+            text_from = at + c.len_utf8();
         }
-        prompt.push_text(rest);
+        prompt.push_text(&output[text_from..]);
         Ok(prompt)
     }
 
@@ -278,6 +276,10 @@ fn tojson(state: &State, value: &Value, options: Kwargs) -> Result<String, Error
         None => {}
     }
     options.assert_all_used()?;
+    if style.indent.is_some_and(|indent| indent > MAX_INDENT) {
+        let message = format!("tojson: indent may be at most {MAX_INDENT}");
+        return Err(Error::new(ErrorKind::InvalidOperation, message));
+    }
     // The result is paid for when it is returned; this pays while it grows, so that it cannot grow unpaid.
     let mut paid = 0;
     dumps(value, &style, &mut |written| {

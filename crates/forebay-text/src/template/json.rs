@@ -8,6 +8,9 @@ use std::fmt::Write;
 /// How deep values may nest; protects the stack.
 const MAX_DEPTH: usize = 200;
 
+/// Most spaces per level: with [`MAX_DEPTH`], a bound on what one line can cost before it is charged.
+pub(super) const MAX_INDENT: usize = 16;
+
 /// The options of Python's `json.dumps` that chat templates use.
 #[derive(Debug, Clone)]
 pub(super) struct JsonStyle {
@@ -15,7 +18,7 @@ pub(super) struct JsonStyle {
     pub ensure_ascii: bool,
     /// Sort object keys.
     pub sort_keys: bool,
-    /// Spaces per level, each item on its own line; `None` for one line.
+    /// Spaces per level (at most [`MAX_INDENT`]), each item on its own line; `None` for one line.
     pub indent: Option<usize>,
     /// Between items.
     pub item_separator: String,
@@ -74,6 +77,7 @@ impl Writer<'_> {
         self.out.push('[');
         let mut empty = true;
         for item in value.try_iter()? {
+            (self.charge)(self.out.len())?;
             self.separate(empty, depth);
             empty = false;
             self.value(&item, depth + 1)?;

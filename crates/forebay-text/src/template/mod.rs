@@ -20,10 +20,19 @@ use crate::Tokenizer;
 use crate::limits::{self, ReadError};
 use crate::prompt::RenderedPrompt;
 use jinja::JinjaTemplate;
+use regex::Regex;
 use serde_json::{Map, Value, json};
+use std::collections::HashSet;
 use std::fmt;
 use std::io::ErrorKind;
 use std::path::Path;
+use std::sync::LazyLock;
+
+static COMMENT: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"(?s)\{#.*?#\}").expect("the pattern is a constant of this file"));
+static CONTROL_FORM: LazyLock<Regex> = LazyLock::new(|| {
+    Regex::new(r"<\|[A-Za-z0-9_]+\|>|\[gMASK\]|<sop>").expect("the pattern is a constant of this file")
+});
 
 /// A chat template ready to render. Immutable; share it between threads.
 pub struct ChatTemplate {
@@ -39,11 +48,16 @@ enum Kind {
 impl ChatTemplate {
     /// The template of a model folder: chat_template.jinja, else `chat_template` of tokenizer_config.json (a
     /// string, or the entry "default" of a list), else the built-in one.
+    ///
+    /// Refused when the template writes a control token that `tokenizer` lacks.
     pub fn load(dir: &Path, tokenizer: &Tokenizer) -> Result<Self, TemplateError> {
         let file = dir.join("chat_template.jinja");
         let config_file = dir.join("tokenizer_config.json");
         let config_origin = config_file.display().to_string();
         let config = match read_optional(&config_file, limits::CONFIG_JSON)? {
+            Some(bytes) if limits::starts_with_byte_order_mark(&bytes) => {
+                return Err(TemplateError::ByteOrderMark { origin: config_origin });
+            }
             Some(bytes) => serde_json::from_slice(&bytes)
                 .map_err(|source| TemplateError::Json { origin: config_origin.clone(), source })?,
             None => Value::Null,
@@ -52,7 +66,11 @@ impl ChatTemplate {
             Some(bytes) => (text(bytes, &file)?, file.display().to_string()),
             None => match template_in(&config, &config_origin)? {
                 Some(source) => (source, config_origin),
-                None => return Ok(Self::built_in()),
+                None => {
+                    let built_in = Self::built_in();
+                    check_controls(glm::CONTROLS, built_in.origin(), tokenizer)?;
+                    return Ok(built_in);
+                }
             },
         };
         Self::own(&source, &origin, named_tokens(&config), tokenizer)
@@ -74,6 +92,7 @@ impl ChatTemplate {
         names: Vec<(String, String)>,
         tokenizer: &Tokenizer,
     ) -> Result<Self, TemplateError> {
+        check_controls(control_like(&COMMENT.replace_all(source, "")), origin, tokenizer)?;
         let template = JinjaTemplate::new(source, origin, names, tokenizer)?;
         check_markers(&template, origin, tokenizer)?;
         Ok(Self { origin: origin.to_owned(), kind: Kind::Own(Box::new(template)) })
@@ -104,7 +123,13 @@ impl ChatTemplate {
                 let prompt = glm::render(messages, &tools, options)?;
                 if prompt.text().contains('\0') { Err(RenderError::NulCharacter) } else { Ok(prompt) }
             }
-            Kind::Own(template) => render_own(template, messages, &tools, options),
+            Kind::Own(template) => {
+                let prompt = render_own(template, messages, &tools, options)?;
+                if prompt.parts().is_empty() {
+                    return Err(RenderError::Empty { origin: self.origin.clone() });
+                }
+                Ok(prompt)
+            }
         }
     }
 }
@@ -149,6 +174,31 @@ fn variables(messages: &[ChatMessage], tools: &[Value], options: &RenderOptions)
         variables.insert("reasoning_effort".to_owned(), effort.name().into());
     }
     variables
+}
+
+/// Refuses the first of these texts that is not a control token of the tokenizer: it would reach the model as
+/// ordinary text, and the model would not know where a turn begins.
+fn check_controls<'t>(
+    tokens: impl IntoIterator<Item = &'t str>,
+    origin: &str,
+    tokenizer: &Tokenizer,
+) -> Result<(), TemplateError> {
+    let control: HashSet<&str> = tokenizer.control_tokens().map(|(_, content)| content).collect();
+    // Added tokens that are content are the tokenizer's choice, but not for the marks of a turn.
+    let known = |token: &str| {
+        control.contains(token) || (!glm::CONTROLS.contains(&token) && tokenizer.added_id(token).is_some())
+    };
+    match tokens.into_iter().find(|token| !known(token)) {
+        Some(token) => {
+            Err(TemplateError::MissingControl { origin: origin.to_owned(), token: token.to_owned() })
+        }
+        None => Ok(()),
+    }
+}
+
+/// What a template writes that has the form of the family's control tokens: `<|name|>`, `[gMASK]`, `<sop>`.
+fn control_like(source: &str) -> impl Iterator<Item = &str> {
+    CONTROL_FORM.find_iter(source).map(|found| found.as_str())
 }
 
 /// Renders a few harmless conversations with and without markers. A template that composes control tokens from
@@ -200,6 +250,7 @@ fn read_optional(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, TemplateErr
         Ok(bytes) => Ok(Some(bytes)),
         Err(ReadError::Io(source)) if source.kind() == ErrorKind::NotFound => Ok(None),
         Err(ReadError::Io(source)) => Err(TemplateError::Io { path: path.to_owned(), source }),
+        Err(ReadError::NotAFile) => Err(TemplateError::NotAFile { path: path.to_owned() }),
         Err(ReadError::TooLarge) => {
             Err(TemplateError::TooLarge { origin: path.display().to_string(), limit })
         }

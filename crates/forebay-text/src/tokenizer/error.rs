@@ -24,6 +24,18 @@ pub enum TokenizerError {
         /// The limit in bytes.
         limit: u64,
     },
+    /// Not a regular file, so it was not opened.
+    #[error("{} is not a regular file; put the model's own file there", path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The file begins with a UTF-8 byte order mark.
+    #[error("{origin} starts with a byte order mark; save it as UTF-8 without one")]
+    ByteOrderMark {
+        /// Which file.
+        origin: String,
+    },
     /// Not JSON, or not the shape of a tokenizer.json.
     #[error("{origin} is not a readable tokenizer.json: {source}; fetch it again")]
     Json {

@@ -36,6 +36,7 @@ pub(super) fn parse(bytes: &[u8], origin: &str) -> Result<TokenizerFile, Tokeniz
 }
 
 #[derive(serde::Deserialize)]
+#[serde(expecting = "the object of a tokenizer.json, with the fields model and added_tokens")]
 struct RawFile {
     #[serde(default)]
     truncation: Value,
@@ -55,6 +56,7 @@ struct RawFile {
 }
 
 #[derive(serde::Deserialize)]
+#[serde(expecting = "the field model to be an object with the fields vocab and merges")]
 struct RawModel {
     #[serde(default, rename = "type")]
     kind: Value,
@@ -85,6 +87,7 @@ impl<'de> Deserialize<'de> for AddedTokens {
 }
 
 #[derive(serde::Deserialize)]
+#[serde(expecting = "an entry of added_tokens: an object with the fields id and content")]
 struct RawAdded {
     id: u64,
     content: String,

@@ -57,6 +57,7 @@ impl Tokenizer {
             Err(ReadError::TooLarge) => {
                 Err(TokenizerError::TooLarge { origin, limit: limits::TOKENIZER_JSON })
             }
+            Err(ReadError::NotAFile) => Err(TokenizerError::NotAFile { path: path.to_owned() }),
         }
     }
 
@@ -67,6 +68,9 @@ impl Tokenizer {
         let owned = || origin.to_owned();
         if bytes.len() as u64 > limits::TOKENIZER_JSON {
             return Err(TokenizerError::TooLarge { origin: owned(), limit: limits::TOKENIZER_JSON });
+        }
+        if limits::starts_with_byte_order_mark(bytes) {
+            return Err(TokenizerError::ByteOrderMark { origin: owned() });
         }
         let file = file::parse(bytes, origin)?;
         let vocab = checked_vocab(file.vocab, origin)?;
@@ -110,7 +114,10 @@ impl Tokenizer {
         let mut prompt = RenderedPrompt::new();
         for (between, hit) in self.every_added.cut(text) {
             prompt.push_text(between);
-            let token = hit.and_then(|id| self.added.iter().find(|token| token.id == id));
+            let token = hit.and_then(|id| {
+                // Ascending by id.
+                self.added.binary_search_by_key(&id, |token| token.id).ok().and_then(|at| self.added.get(at))
+            });
             match token {
                 Some(token) if token.control => prompt.push_control(&token.content),
                 Some(token) => prompt.push_text(&token.content),
