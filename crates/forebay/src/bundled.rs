@@ -4,9 +4,10 @@
 //! file there (size, SHA-256) and writes it again if it is missing or damaged: under another name first, then
 //! renamed, so that no other process ever sees half a file and any number of first runs may race.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
 
@@ -36,6 +37,9 @@ static FILES: [BundledFile; 6] = bundled![
     "model.safetensors",
 ];
 
+/// A temporary file this old belongs to a run that was killed: writing one takes seconds.
+const LEFT_OVER: Duration = Duration::from_secs(3600);
+
 /// The bundled model, unpacked.
 pub struct Unpacked {
     /// Its folder.
@@ -56,9 +60,24 @@ pub struct UnpackError {
     cause: io::Error,
 }
 
+impl UnpackError {
+    /// `path` cannot be written; names what is in its way, if that is why.
+    fn new(path: &Path, cause: io::Error) -> Self {
+        let own = |path: &Path, cause: &str| Self { path: path.to_owned(), cause: io::Error::other(cause) };
+        if path.is_dir() {
+            return own(path, "a folder is in the way; remove it");
+        }
+        match path.ancestors().skip(1).find(|folder| folder.exists()) {
+            Some(file) if !file.is_dir() => own(file, "that is not a folder"),
+            _ => Self { path: path.to_owned(), cause },
+        }
+    }
+}
+
 /// Makes sure that the bundled model lies complete and undamaged under `cache`.
 pub fn unpack(cache: &Path) -> Result<Unpacked, UnpackError> {
     let dir = cache.join("models").join(folder_name());
+    remove_left_overs(&dir, LEFT_OVER);
     let mut repaired = Vec::new();
     for file in &FILES {
         let path = dir.join(file.name);
@@ -66,7 +85,7 @@ pub fn unpack(cache: &Path) -> Result<Unpacked, UnpackError> {
         if found == State::Good {
             continue;
         }
-        replace(&path, file.bytes).map_err(|cause| UnpackError { path: dir.clone(), cause })?;
+        replace(&path, file.bytes).map_err(|cause| UnpackError::new(&path, cause))?;
         if found == State::Damaged {
             repaired.push(file.name);
         }
@@ -99,10 +118,12 @@ fn state(path: &Path, file: &BundledFile) -> State {
 /// The SHA-256 of a file, or `None` if its size is not `size`. Reads in pieces: the memory plan of a run has no
 /// room for whole files.
 fn digest(path: &Path, size: u64) -> io::Result<Option<String>> {
-    let mut file = File::open(path)?;
-    if file.metadata()?.len() != size {
+    let meta = fs::metadata(path)?;
+    // Asked before opening: opening a pipe would wait for its writer.
+    if !meta.is_file() || meta.len() != size {
         return Ok(None);
     }
+    let mut file = File::open(path)?;
     let mut hash = Sha256::new();
     let mut piece = vec![0; 1 << 18];
     loop {
@@ -131,8 +152,29 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     written
 }
 
+/// Removes what killed runs left: temporary files in `dir` that nobody has written to for `age`. They only
+/// take space, so one that stays is no error.
+fn remove_left_overs(dir: &Path, age: Duration) {
+    let ours = |name: &str| {
+        let file = FILES.iter().any(|file| name.strip_prefix('.').is_some_and(|n| n.starts_with(file.name)));
+        file && name.ends_with(".tmp")
+    };
+    let old = |entry: &fs::DirEntry| {
+        let written = entry.metadata().and_then(|meta| meta.modified()).ok();
+        let since = written.and_then(|time| SystemTime::now().duration_since(time).ok());
+        since.is_some_and(|since| since >= age)
+    };
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_name().to_str().is_some_and(ours) && old(&entry) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// `path` is new: whoever can write to the folder could have put a link there.
 fn write_through(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = File::create(path)?;
+    let _ = fs::remove_file(path);
+    let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
     file.write_all(bytes)?;
     file.sync_all()
 }
@@ -187,5 +229,31 @@ mod tests {
         fs::write(&file, b"").unwrap();
         let message = unpack(&file).err().unwrap().to_string();
         assert!(message.contains("FOREBAY_CACHE") && message.contains("--model"), "{message}");
+        assert!(message.contains(&*file.to_string_lossy()) && message.contains("not a folder"), "{message}");
+    }
+
+    #[test]
+    fn a_folder_in_the_place_of_a_file_is_named() {
+        let cache = tempfile::tempdir().unwrap();
+        let in_the_way = cache.path().join("models").join(folder_name()).join("tokenizer.json");
+        fs::create_dir_all(&in_the_way).unwrap();
+        let message = unpack(cache.path()).err().unwrap().to_string();
+        assert!(message.contains("tokenizer.json: a folder is in the way"), "{message}");
+    }
+
+    #[test]
+    fn temporary_files_of_killed_runs_go_and_those_of_running_ones_stay() {
+        let cache = tempfile::tempdir().unwrap();
+        let dir = unpack(cache.path()).unwrap().dir;
+        let dead = dir.join(".model.safetensors.1-ThreadId1.tmp");
+        let other = dir.join(".mine.tmp");
+        for path in [&dead, &other] {
+            let file = File::create(path).unwrap();
+            file.set_modified(SystemTime::now() - 2 * LEFT_OVER).unwrap();
+        }
+        let alive = dir.join(".config.json.2-ThreadId1.tmp");
+        fs::write(&alive, b"").unwrap();
+        unpack(cache.path()).unwrap();
+        assert!(!dead.exists() && alive.exists() && other.exists());
     }
 }

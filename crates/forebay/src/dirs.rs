@@ -23,6 +23,23 @@ pub fn cache() -> Option<PathBuf> {
     })
 }
 
+/// Where files that can be made again go when the user has no folder for them: one of their own in the
+/// system's folder for temporary files.
+pub fn temporary_cache() -> PathBuf {
+    std::env::temp_dir().join(format!("forebay-{}", user()))
+}
+
+/// Tells users of one machine apart.
+fn user() -> String {
+    #[cfg(unix)]
+    if let Ok(process) = std::fs::metadata("/proc/self") {
+        return std::os::unix::fs::MetadataExt::uid(&process).to_string();
+    }
+    let name = ["USER", "USERNAME"].into_iter().find_map(|variable| std::env::var(variable).ok());
+    let name: String = name.unwrap_or_default().chars().filter(|c| c.is_alphanumeric()).collect();
+    if name.is_empty() { "user".to_owned() } else { name }
+}
+
 /// Where the user's own data goes, such as the chat history.
 pub fn data() -> Option<PathBuf> {
     let base = if cfg!(windows) {

@@ -27,9 +27,14 @@ pub fn model_dir(asked: Option<&Path>) -> Result<PathBuf, Failure> {
     if let Some(dir) = named {
         return Ok(dir);
     }
-    let cache = dirs::cache().ok_or_else(|| {
-        Failure::runtime("no cache folder is known for the bundled model; set FOREBAY_CACHE to one, or name a model with --model")
-    })?;
+    let cache = dirs::cache().unwrap_or_else(|| {
+        let cache = dirs::temporary_cache();
+        let shown = cache.display();
+        console::note(&format!(
+            "no home folder is known; the bundled model goes to {shown}, or where FOREBAY_CACHE says"
+        ));
+        cache
+    });
     let unpacked = bundled::unpack(&cache).map_err(|error| Failure::runtime(error.to_string()))?;
     for name in &unpacked.repaired {
         console::note(&format!("{name} of the bundled model was damaged on disk and has been written again"));
