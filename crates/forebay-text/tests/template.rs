@@ -195,6 +195,40 @@ fn the_environment_is_the_one_templates_are_written_for() {
     assert_eq!(prompt.text().to_lowercase(), "tersefalse");
 }
 
+/// Doubling without a loop: 60 names, and 60 loops inside one another.
+static STRAIGHT: LazyLock<String> =
+    LazyLock::new(|| format!("{{% set a = [1] %}}{}{{{{ a }}}}", "{% set a = [a, a] %}".repeat(60)));
+static NESTED: LazyLock<String> = LazyLock::new(|| {
+    let (open, close) = ("{% for a in [[a, a]] %}".repeat(60), "{% endfor %}".repeat(60));
+    format!("{{% set a = [1] %}}{open}{{{{ a }}}}{close}")
+});
+
+/// Measuring changes nothing that a harmless template writes.
+#[test]
+fn measured_templates_write_what_they_wrote() {
+    for (source, expected) in [
+        (
+            "{% set ns = namespace(l=[]) %}{% for i in range(3) %}{% set ns.l = ns.l + [i] %}{% endfor %}{{ ns.l|join(',') }}",
+            "0,1,2",
+        ),
+        ("a\n{%- for k, v in {'x': 1}|items -%}\n {{ k }}={{ v }}\n{%- endfor -%}\n b", "ax=1b"),
+        (
+            "{% macro m(a, b='z') %}\n{{ a }}{{ b }}{% endmacro %}{{ m('q') }}{% with c = 1, d = (2, 3) %}\n{{ c }}{{ d[1] }}{% endwith %}",
+            "qz13",
+        ),
+        ("{% raw %}{% set a = 1 * 2 %}{% endraw %}{# a * b #}{{ '*' }}* { {", "{% set a = 1 * 2 %}**"),
+        (
+            "{% set a, b = 1, 2 %}{{ a }}{{ b }}{% set t %}x{% endset %}{{ t }}{% set e = 1 == 1 %}{{ 7 if e }}",
+            "12x7",
+        ),
+        ("{% macro w() %}<{{ caller(5) }}>{% endmacro %}{% call(x) w() %}{{ x }}{% endcall %}", "<5>"),
+    ] {
+        let expected =
+            if source.ends_with("* { {") { format!("{expected} {{ {{") } else { expected.to_owned() };
+        assert_eq!(own(source).render(&hi(), &prompting()).unwrap().text(), expected, "{source}");
+    }
+}
+
 #[test]
 fn templates_that_misbehave_give_typed_errors() {
     let fails = |source: &str| own(source).render(&hi(), &prompting()).unwrap_err();
@@ -203,7 +237,15 @@ fn templates_that_misbehave_give_typed_errors() {
     for endless in [
         "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}",
         "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
-        "{{ ([1] * 2000000000) | tojson }}",
+        "{% set ns=namespace(l=[1]) %}{% for i in range(60) %}{% set ns.l=ns.l+ns.l %}{% endfor %}{{ ns.l|length }}",
+        "{% set l=namespace(x=[]) %}{% for i in range(9999) %}{% set l.x=[l.x,l.x] %}{% endfor %}{{ l.x }}",
+        "{% set l=namespace(x=[]) %}{%- for i in range(9999) -%}{%- set l.x = {'a': l.x} -%}{%- endfor -%}{{ l.x }}",
+        "{% set l=namespace(x=[1]) %}{% for i in range(9999) %}{% set l.x=l.x|batch(2)|list %}{% endfor %}{{ l.x }}",
+        "{% set n=namespace() %}{% set n.x=n %}{{ n }}",
+        "{% set n=namespace() %}{% set c=[n] %}{% set n.x=c %}{{ n }}",
+        "{% macro f(x, n) %}{% if n %}{{ f([x,x], n-1) }}{% else %}{{ x }}{% endif %}{% endmacro %}{{ f([], 40) }}",
+        STRAIGHT.as_str(),
+        NESTED.as_str(),
         "{% macro m(x) %}{{ m(x ~ 'x') }}{{ m(x) }}{% endmacro %}{{ m('') }}",
     ] {
         let error = fails(endless);
@@ -223,7 +265,13 @@ fn templates_that_misbehave_give_typed_errors() {
         let error = fails(broken);
         assert!(matches!(&error, RenderError::Failed { origin, .. } if origin == "test template"), "{error}");
     }
-    for invalid in ["{% if %}", "{{ ", "{% for x in y %}", "{{ '' | no_such_filter }}"] {
+    for invalid in [
+        "{{ ([1] * 2000000000) | tojson }}",
+        "{% if %}",
+        "{{ ",
+        "{% for x in y %}",
+        "{{ '' | no_such_filter }}",
+    ] {
         let error =
             ChatTemplate::from_source(invalid, "test template", &DEMO).map(|t| t.render(&hi(), &prompting()));
         assert!(

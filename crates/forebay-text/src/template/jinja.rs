@@ -7,6 +7,7 @@
 
 use super::clock::strftime;
 use super::error::{RenderError, TemplateError};
+use super::guard;
 use super::json::{JsonStyle, MAX_INDENT, dumps};
 use crate::Tokenizer;
 use crate::prompt::RenderedPrompt;
@@ -67,6 +68,8 @@ impl JinjaTemplate {
                 format!("{{%{} {word} {}%}}", &tag[1], &tag[3])
             })
             .into_owned();
+        let source = guard::guarded(&source)
+            .map_err(|message| TemplateError::Syntax { origin: origin.to_owned(), message })?;
         let controls: Vec<String> = tokenizer
             .control_tokens()
             .filter(|(_, content)| !content.is_empty())
@@ -255,6 +258,19 @@ fn compile(source: String) -> Result<Environment<'static>, Error> {
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     environment.add_filter("tojson", tojson);
+    environment.add_filter(guard::FILTER, |state: &State, value: Value| {
+        guard::measure(state, &value, false).map(|()| value)
+    });
+    environment.add_filter(guard::MEMBER_FILTER, |state: &State, value: Value| {
+        guard::measure(state, &value, true).map(|()| value)
+    });
+    environment.add_filter("string", |state: &State, value: Value| {
+        guard::measure(state, &value, false).and_then(|()| minijinja::filters::string(state, &value))
+    });
+    environment.set_formatter(|out, state, value| {
+        guard::measure(state, value, false)?;
+        minijinja::escape_formatter(out, state, value)
+    });
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
     environment.add_template_owned(NAME, source)?;

@@ -7,6 +7,7 @@
 mod clock;
 mod error;
 pub mod glm;
+mod guard;
 mod jinja;
 mod json;
 mod message;
