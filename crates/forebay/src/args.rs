@@ -35,8 +35,9 @@ Exit status:
 
 Environment:
   FOREBAY_MODEL  the model folder to use when --model is not given
-  FOREBAY_CACHE  where the demonstration model is unpacked (default: the user's cache folder)
-  NO_COLOR       set to anything: no dim text";
+  FOREBAY_CACHE  where the demonstration model is unpacked (default: the user's cache
+                 folder, else one in the system's folder for temporary files)
+  NO_COLOR       set and not empty: no dim text";
 
 /// The command line.
 #[derive(Debug, Parser)]
@@ -66,7 +67,8 @@ pub enum Verb {
     /// Talk with a model
     ///
     /// Reads one message a line. /help lists the commands. Ctrl-C stops an answer, Ctrl-D ends the program.
-    /// When standard input is not a terminal, its lines are the messages.
+    /// When standard input or output is not a terminal, the lines of standard input are the messages, and Ctrl-C
+    /// ends the program.
     Chat(ChatArgs),
     /// Describe a model folder and plan its memory, reading only headers
     ///
@@ -76,7 +78,8 @@ pub enum Verb {
     /// Measure how well a model predicts a text (perplexity)
     ///
     /// Every token is scored given the tokens before it. A text longer than the window is cut into windows,
-    /// each scored from scratch.
+    /// each scored from scratch. A text may have up to 16 MiB: it is encoded in one piece, which takes memory
+    /// beside that of --memory, about 60 times the text.
     Score(ScoreArgs),
 }
 
@@ -199,7 +202,7 @@ pub struct EngineArgs {
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
     /// Memory for the whole program, such as 16G or 1.5GiB [default: a share of what is available]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub memory: Option<ByteSize>,
     /// Compute threads [default: the cores that may be used]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]

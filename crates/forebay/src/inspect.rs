@@ -11,7 +11,7 @@ use forebay_model::{Capability, Snapshot};
 use serde_json::{Value, json};
 
 use crate::args::InspectArgs;
-use crate::console::Output;
+use crate::console::{self, Output};
 use crate::failure::Failure;
 use crate::settings;
 
@@ -60,6 +60,11 @@ fn loaded_formats(snapshot: &Snapshot, wanted: Format) -> Formats {
     formats
 }
 
+/// Whether re-encoding to `wanted` while loading changes any matrix.
+pub fn is_requantised(snapshot: &Snapshot, wanted: Format) -> bool {
+    loaded_formats(snapshot, wanted) != snapshot.formats()
+}
+
 fn files_bytes(snapshot: &Snapshot) -> u64 {
     snapshot.catalog.shards().iter().map(|shard| shard.size).sum()
 }
@@ -75,7 +80,7 @@ struct Text(String);
 impl Text {
     fn row(&mut self, name: &str, value: impl std::fmt::Display) {
         // Writing to a string cannot fail.
-        let _ = writeln!(self.0, "{name:<20}{value}");
+        let _ = writeln!(self.0, "{name:<20}{}", console::printable(&value.to_string()));
     }
 }
 

@@ -9,6 +9,7 @@ use forebay_text::{ChatTemplate, StopSet, Tokenizer};
 
 use crate::console;
 use crate::failure::Failure;
+use crate::inspect;
 use crate::progress::{Progress, Unit};
 
 /// What a model folder says about text.
@@ -60,7 +61,20 @@ impl Loaded {
 }
 
 /// Opens the weights of `dir`, showing progress, and says what a user should know about them.
-pub fn open_engine(dir: &Path, options: EngineOptions) -> Result<Engine, Failure> {
+pub fn open_engine(dir: &Path, mut options: EngineOptions) -> Result<Engine, Failure> {
+    if let Some(format) = options.quantise {
+        if inspect::is_requantised(&forebay_engine::inspect(dir, &options)?.snapshot, format) {
+            console::note(&format!(
+                "weights are re-encoded to {format} while loading, which changes results"
+            ));
+        } else {
+            console::note(&format!(
+                "--quantize {format} changes nothing: no matrix is stored in a float format"
+            ));
+            // What is reported of this run should not name it.
+            options.quantise = None;
+        }
+    }
     let progress = Progress::start("loading the model", Unit::Bytes, 0);
     let engine = Engine::open(dir, options, &mut |done, total| progress.update(done, total))?;
     drop(progress);

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use forebay_core::ByteSize;
-use forebay_engine::{Engine, Finish, Sampling, Stats};
+use forebay_engine::{Engine, EngineOptions, Finish, Sampling, Stats};
 use forebay_tiers::Counters;
 use serde_json::{Map, Value, json};
 
@@ -19,14 +19,24 @@ pub fn decode_rate(stats: &Stats) -> Option<f64> {
     rate(stats.decode_passes, stats.decode)
 }
 
+/// The options that change what is computed, where they are not the usual ones: "; computed with ...".
+pub fn deviations(options: &EngineOptions) -> String {
+    let usual = EngineOptions::default();
+    let arith = (options.arith != usual.arith).then(|| format!("--arith {}", options.arith));
+    let kv_dtype = (options.kv_dtype != usual.kv_dtype).then(|| format!("--kv-dtype {}", options.kv_dtype));
+    let quantise = options.quantise.map(|format| format!("--quantize {format}"));
+    let all: Vec<String> = [arith, kv_dtype, quantise].into_iter().flatten().collect();
+    if all.is_empty() { String::new() } else { format!("; computed with {}", all.join(" ")) }
+}
+
 /// What an answer cost, in one line.
-pub fn summary(stats: &Stats) -> String {
+pub fn summary(stats: &Stats, options: &EngineOptions) -> String {
     let per_second = |rate: Option<f64>| rate.map_or(String::new(), |r| format!(" ({r:.1} tok/s)"));
     let first = stats
         .first_token
         .map_or(String::new(), |time| format!(", first token after {:.2} s", time.as_secs_f64()));
     format!(
-        "prompt: {} tokens in {:.2} s{}{first}; answer: {} tokens in {:.2} s{}; {}",
+        "prompt: {} tokens in {:.2} s{}{first}; answer: {} tokens in {:.2} s{}; {}{}",
         stats.prompt_tokens,
         stats.prefill.as_secs_f64(),
         per_second(rate(stats.prompt_tokens, stats.prefill)),
@@ -34,6 +44,7 @@ pub fn summary(stats: &Stats) -> String {
         stats.decode.as_secs_f64(),
         per_second(decode_rate(stats)),
         experts_summary(&stats.experts),
+        deviations(options),
     )
 }
 
@@ -140,12 +151,22 @@ mod tests {
     #[test]
     fn unknown_rates_are_left_out() {
         let stats = Stats { prompt_tokens: 10, prefill: Duration::from_secs(2), ..Stats::default() };
-        let line = summary(&stats);
+        let line = summary(&stats, &EngineOptions::default());
         assert!(
             line.starts_with("prompt: 10 tokens in 2.00 s (5.0 tok/s); answer: 0 tokens in 0.00 s; "),
             "{line}"
         );
         assert_eq!(stats_json(&stats, Duration::ZERO)["decode_tokens_per_s"], Value::Null);
+    }
+
+    #[test]
+    fn what_changes_the_function_is_named() {
+        let usual = EngineOptions::default();
+        assert_eq!(deviations(&usual), "");
+        let (arith, kv_dtype) = (forebay_model::Arith::Exact, forebay_model::KvDtype::F32);
+        let other = EngineOptions { arith, kv_dtype, quantise: "int4-g64".parse().ok(), ..usual };
+        let line = summary(&Stats::default(), &other);
+        assert!(line.ends_with("; computed with --arith exact --kv-dtype f32 --quantize int4-g64"), "{line}");
     }
 
     #[test]

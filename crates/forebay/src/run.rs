@@ -11,16 +11,17 @@ use crate::console::{self, Output};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::load::{Loaded, TextSide};
-use crate::prompt::{self, Source};
+use crate::prompt::{self, Limit, Source};
 use crate::report;
 use crate::settings::{self, ModelDefaults};
 
 /// Runs the verb.
 pub fn run(args: &RunArgs) -> Result<(), Failure> {
-    let (typed, source) = prompt::read(args.prompt.as_deref(), args.file.as_deref(), "prompt")?;
     let dir = settings::model_dir(args.engine.model.as_deref())?;
     let text = TextSide::read(&dir)?;
     let sampling = ModelDefaults::read(&dir)?.sampling(&args.answer);
+    let limit = || Limit::of_model(&dir, &args.engine.options(), &text.tokenizer);
+    let (typed, source) = prompt::read(args.prompt.as_deref(), args.file.as_deref(), "prompt", limit)?;
     let (ids, form) = encode(args, &text, &typed, source)?;
     let interrupt = Interrupt::install()?;
     let mut model = Loaded::open(dir, text, args.engine.options())?;
@@ -47,7 +48,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         if let Some(note) = answer.ending_note(max_tokens, model.engine.plan().context) {
             console::note(&note);
         }
-        console::diagnose(&format!("{}\n", report::summary(&answer.stats)));
+        console::diagnose(&format!("{}\n", report::summary(&answer.stats, model.engine.options())));
     }
     if answer.finish == Finish::Cancelled { Err(Failure::Interrupted) } else { Ok(()) }
 }

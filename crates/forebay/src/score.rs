@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::load;
 use crate::progress::{Progress, Unit};
-use crate::prompt;
+use crate::prompt::{self, Limit};
 use crate::report;
 use crate::settings;
 
@@ -46,7 +46,9 @@ struct Scored {
 pub fn run(args: &ScoreArgs) -> Result<(), Failure> {
     let given = match &args.ids {
         Some(path) => Given::Ids(parse_ids(&prompt::read_file(path)?, path)?),
-        None => Given::Text(prompt::read(args.text.as_deref(), args.file.as_deref(), "text")?.0),
+        None => Given::Text(
+            prompt::read(args.text.as_deref(), args.file.as_deref(), "text", || Ok(Limit::FILE))?.0,
+        ),
     };
     let dir = settings::model_dir(args.engine.model.as_deref())?;
     let input = input(given, &dir, !args.no_prefix)?;
@@ -99,8 +101,9 @@ pub fn run(args: &ScoreArgs) -> Result<(), Failure> {
     let speed = summary.tokens as f64 / seconds;
     let experts = report::experts_summary(&engine.counters());
     console::diagnose(&format!(
-        "{} tokens in {seconds:.2} s ({speed:.1} tok/s); {experts}\n",
-        summary.tokens
+        "{} tokens in {seconds:.2} s ({speed:.1} tok/s); {experts}{}\n",
+        summary.tokens,
+        report::deviations(engine.options()),
     ));
     Ok(())
 }

@@ -56,6 +56,11 @@ impl Conversation {
         self.ids.clear();
     }
 
+    /// A conversation with the same instructions in which nothing has been said.
+    pub fn anew(&self) -> Self {
+        Self::new(self.system.clone(), self.think)
+    }
+
     /// Forgets what was said, but not the instructions.
     pub fn clear(&mut self) {
         self.turns.clear();

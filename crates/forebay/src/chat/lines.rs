@@ -10,13 +10,15 @@ use crate::console;
 use crate::dirs;
 use crate::failure::Failure;
 
-/// A longer line is no message.
-const MAX_LINE: u64 = 64 << 20;
+/// Commands may have this many bytes even where the context holds no message as long.
+const COMMAND: u64 = 64 << 10;
 
 /// One thing that the user did.
 pub enum Input {
     /// A line, without its newline.
     Line(String),
+    /// A line with more bytes than any message or command may have; its end has been skipped.
+    TooLong,
     /// A line that is not text.
     NotText,
     /// Ctrl-C at the prompt: the line is given up.
@@ -35,14 +37,20 @@ pub enum Lines {
         history: Option<PathBuf>,
     },
     /// A file or a pipe.
-    Plain(StdinLock<'static>),
+    Plain {
+        /// Standard input.
+        stdin: StdinLock<'static>,
+        /// The longest line in bytes.
+        longest: u64,
+    },
 }
 
 impl Lines {
-    /// Lines from the terminal if there is one on both sides, else from standard input.
-    pub fn open() -> Result<Self, Failure> {
+    /// Lines from the terminal if there is one on both sides, else from standard input, of which a line with
+    /// much more than `message` bytes is never in memory.
+    pub fn open(message: u64) -> Result<Self, Failure> {
         if !(io::stdin().is_terminal() && io::stdout().is_terminal()) {
-            return Ok(Self::Plain(io::stdin().lock()));
+            return Ok(Self::Plain { stdin: io::stdin().lock(), longest: message.max(COMMAND) });
         }
         let editor = DefaultEditor::new().map_err(|error| {
             Failure::runtime(format!("cannot use this terminal: {error}; pipe the messages in instead"))
@@ -77,7 +85,9 @@ impl Lines {
                     "cannot read from the terminal: {error}; pipe the messages in instead"
                 ))),
             },
-            Self::Plain(stdin) => plain_line(stdin),
+            Self::Plain { stdin, longest } => plain_line(stdin, *longest).map_err(|error| {
+                Failure::runtime(format!("cannot read standard input: {error}; check where it comes from"))
+            }),
         }
     }
 }
@@ -98,17 +108,43 @@ fn history_file() -> Option<PathBuf> {
     dirs::data().map(|data| data.join("chat-history"))
 }
 
-fn plain_line(stdin: &mut StdinLock<'static>) -> Result<Input, Failure> {
+fn plain_line(stdin: &mut impl BufRead, longest: u64) -> io::Result<Input> {
     let mut bytes = Vec::new();
-    let read = stdin.take(MAX_LINE).read_until(b'\n', &mut bytes);
-    let count = read.map_err(|error| {
-        Failure::runtime(format!("cannot read standard input: {error}; check where it comes from"))
-    })?;
+    // Room for the newline, which may have two characters.
+    let count = stdin.take(longest.saturating_add(2)).read_until(b'\n', &mut bytes)?;
     if count == 0 {
         return Ok(Input::End);
     }
+    let complete = bytes.ends_with(b"\n");
     while matches!(bytes.last(), Some(b'\n' | b'\r')) {
         bytes.pop();
     }
+    if bytes.len() as u64 > longest {
+        if !complete {
+            stdin.skip_until(b'\n')?;
+        }
+        return Ok(Input::TooLong);
+    }
     Ok(String::from_utf8(bytes).map_or(Input::NotText, Input::Line))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_is_too_long_is_skipped_to_its_end() {
+        let mut input = &b"1234\r\n12345\n1234567890\n\xff\n12"[..];
+        let mut seen = Vec::new();
+        loop {
+            seen.push(match plain_line(&mut input, 4).unwrap() {
+                Input::Line(line) => line,
+                Input::TooLong => "too long".to_owned(),
+                Input::NotText => "not text".to_owned(),
+                Input::Abandoned => unreachable!("only at a terminal"),
+                Input::End => break,
+            });
+        }
+        assert_eq!(seen, ["1234", "too long", "too long", "not text", "12"]);
+    }
 }

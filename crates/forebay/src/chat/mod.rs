@@ -18,6 +18,7 @@ use crate::console::{self, Output};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::load::{Loaded, TextSide};
+use crate::prompt::Limit;
 use crate::report;
 use crate::settings::{self, ModelDefaults};
 use conversation::Conversation;
@@ -47,9 +48,10 @@ pub fn run(args: &ChatArgs) -> Result<(), Failure> {
     let conversation = Conversation::new(args.answer.system.clone(), args.answer.think);
     let max_tokens = args.answer.max_tokens as usize;
     let totals = Totals::default();
+    let limit = Limit::of_context(model.engine.plan().context, &model.text.tokenizer);
     let mut chat =
-        Chat { model, session, conversation, sampling, max_tokens, interrupt, totals, saved: None };
-    let mut lines = Lines::open()?;
+        Chat { model, session, conversation, sampling, max_tokens, interrupt, totals, limit, saved: None };
+    let mut lines = Lines::open(chat.limit.bytes)?;
     if lines.is_interactive() {
         let context = chat.model.engine.plan().context;
         console::diagnose(&format!("context {context} tokens; /help lists the commands, Ctrl-D ends\n"));
@@ -78,6 +80,8 @@ impl Totals {
 /// What a line led to.
 enum Next {
     Continue,
+    /// Ctrl-C stopped an answer.
+    Stopped,
     Quit,
 }
 
@@ -89,13 +93,15 @@ struct Chat {
     max_tokens: usize,
     interrupt: Interrupt,
     totals: Totals,
+    /// What a message may have in bytes.
+    limit: Limit,
     /// The file that `/save` wrote in this conversation; it may be written again.
     saved: Option<PathBuf>,
 }
 
 impl Chat {
     /// Goes on until the user leaves. What goes wrong in a turn is said, and the conversation goes on; without
-    /// a person at the other end it also becomes the result.
+    /// a person at the other end it also becomes the result, and Ctrl-C ends the program as it ends any other.
     fn talk(&mut self, lines: &mut Lines, out: &mut Output) -> Result<(), Failure> {
         let mut result = Ok(());
         loop {
@@ -107,15 +113,19 @@ impl Chat {
                     return result;
                 }
                 Input::Abandoned => Ok(Next::Continue),
+                Input::TooLong => {
+                    Err(Failure::usage("this line is too long for a message; it was not sent: shorten it"))
+                }
                 Input::NotText => Err(Failure::usage("this line is not UTF-8 text; convert it to UTF-8")),
                 Input::Line(line) => match line.strip_prefix('/') {
                     Some(command) => self.obey(command.trim(), out),
                     None if line.trim().is_empty() => Ok(Next::Continue),
-                    None => self.say(&line, out).map(|()| Next::Continue),
+                    None => self.say(&line, out),
                 },
             };
             match done {
-                Ok(Next::Continue) => {}
+                Ok(Next::Stopped) if !lines.is_interactive() => return Err(Failure::Interrupted),
+                Ok(Next::Continue | Next::Stopped) => {}
                 Ok(Next::Quit) => return result,
                 Err(Failure::Error { exit, message }) => {
                     console::error(&message);
@@ -129,20 +139,25 @@ impl Chat {
     }
 
     /// Sends a message and shows the answer.
-    fn say(&mut self, line: &str, out: &mut Output) -> Result<(), Failure> {
+    fn say(&mut self, line: &str, out: &mut Output) -> Result<Next, Failure> {
+        self.limit.check(line.len(), "this message was not sent: it")?;
         let context = self.model.engine.plan().context;
         let mut prompt = self.conversation.prompt(line, &self.model.text)?;
         let room = (context / ROOM_FOR_ANSWER).max(1);
-        if prompt.ids.len() + room > context && !self.conversation.is_empty() {
-            console::note(&format!("the context of {context} tokens is full; earlier turns are forgotten"));
-            self.conversation.clear();
-            prompt = self.conversation.prompt(line, &self.model.text)?;
+        let full = prompt.ids.len() + room > context && !self.conversation.is_empty();
+        if full {
+            prompt = self.conversation.anew().prompt(line, &self.model.text)?;
         }
         if prompt.ids.len() >= context {
             let tokens = prompt.ids.len();
             return Err(Failure::usage(format!(
                 "this message makes a prompt of {tokens} tokens, and the context is {context}; it was not sent: shorten it or raise --context"
             )));
+        }
+        // Only for a message that is sent.
+        if full {
+            console::note(&format!("the context of {context} tokens is full; earlier turns are forgotten"));
+            self.conversation.clear();
         }
         let kept = self.session.reuse(&prompt.ids);
         let ask = Ask {
@@ -157,16 +172,17 @@ impl Chat {
         match answer.finish {
             Finish::Cancelled if answer.ids.is_empty() => {
                 console::note("stopped before the answer began; the message is forgotten");
-                return Ok(());
+                return Ok(Next::Stopped);
             }
             Finish::Cancelled => console::note("stopped"),
             _ => {}
         }
+        let next = if answer.finish == Finish::Cancelled { Next::Stopped } else { Next::Continue };
         if let Some(note) = answer.ending_note(self.max_tokens, context) {
             console::note(&note);
         }
         self.conversation.answered(line, prompt, &answer);
-        Ok(())
+        Ok(next)
     }
 
     /// Generates on the screen; the last line is ended whatever happens.
@@ -252,7 +268,7 @@ impl Chat {
              prompts       {} tokens, {}\n\
              answers       {}: {} tokens, {}\n\
              memory        {} planned of {}, {} expert slots\n\
-             {}\n",
+             {}{}\n",
             self.conversation.tokens(),
             plan.context,
             stats.prompt_tokens,
@@ -264,6 +280,7 @@ impl Chat {
             ByteSize(plan.budget),
             plan.resident_slots(),
             report::experts_summary(&engine.counters()),
+            report::deviations(engine.options()),
         )
     }
 }

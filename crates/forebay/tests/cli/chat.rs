@@ -1,5 +1,7 @@
 //! `forebay chat`, with standard input as the conversation.
 
+use std::io::Write;
+
 use serde_json::Value;
 
 use crate::support::{Live, arg, demo_copy, forebay_reading, smallest_memory};
@@ -86,6 +88,20 @@ fn a_full_context_forgets_earlier_turns_and_goes_on() {
 }
 
 #[test]
+fn a_message_that_is_not_sent_forgets_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("talk.json");
+    // The second fits into no context of 40 tokens, as tokens can tell; the third as bytes can.
+    let (some, many) = ("word ".repeat(60), "word ".repeat(60_000));
+    let done = chat(&["--context", "40"], &format!("What is 2+2?\n{some}\n{many}\n/save {}\n", arg(&file)));
+    assert_eq!((done.code, done.stdout.as_str()), (2, "2+2=4.\n"), "{done:#?}");
+    assert_eq!(done.stderr.matches("not sent").count(), 2, "{done:#?}");
+    assert!(!done.stderr.contains("forgotten"), "{done:#?}");
+    let talk: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(talk["messages"].as_array().unwrap().len(), 2);
+}
+
+#[test]
 fn lines_that_are_not_text_are_refused_one_by_one() {
     let done = forebay_reading(&["chat"], b"\xff\xfe\nWhat is 2+2?\n");
     assert_eq!((done.code, done.stdout.as_str()), (2, "2+2=4.\n"), "{done:#?}");
@@ -93,7 +109,7 @@ fn lines_that_are_not_text_are_refused_one_by_one() {
 
 #[cfg(unix)]
 #[test]
-fn ctrl_c_stops_the_answer_and_not_the_program() {
+fn ctrl_c_ends_a_chat_without_a_terminal() {
     let slow = ["chat", "--cpu-features", "scalar", "--arith", "exact", "--threads", "1"];
     let mut live = Live::start(&slow);
     live.say("/help");
@@ -102,9 +118,10 @@ fn ctrl_c_stops_the_answer_and_not_the_program() {
     live.say(&"word ".repeat(1500));
     std::thread::sleep(std::time::Duration::from_secs(1));
     live.interrupt();
-    live.say("What is 2+2?");
+    // Not read any more; the pipe may be closed already.
+    let _ = writeln!(live.stdin, "What is 2+2?");
     let done = live.end();
-    assert_eq!((done.code, done.stdout.as_str()), (0, "2+2=4.\n"), "{done:#?}");
+    assert_eq!((done.code, done.stdout.as_str()), (130, ""), "{done:#?}");
     assert!(done.stderr.contains("stopped before the answer began"), "{done:#?}");
 }
 

@@ -89,11 +89,45 @@ fn prompts_that_do_not_fit_or_are_not_text() {
     forebay(&["score", "--file", arg(dir.path())]).fails(2, &["text file"]);
 }
 
+/// Nobody writes to these pipes: whoever opened one would wait for ever.
+#[cfg(unix)]
+#[test]
+fn pipes_in_the_place_of_files() {
+    for name in ["config.json", "generation_config.json"] {
+        let dir = demo_copy();
+        let path = dir.path().join(name);
+        fs::remove_file(&path).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        refused(dir.path(), 3, &[name, "not a regular file"]);
+    }
+}
+
+#[test]
+fn names_in_files_do_not_steer_the_terminal() {
+    let dir = demo_copy();
+    edit_config(dir.path(), |config| config["model_type"] = json!("\u{1b}]0;owned\u{7}"));
+    for verb in [&["run", "hi"][..], &["inspect"]] {
+        let done = forebay(&[verb, &["--model", arg(dir.path())]].concat());
+        assert!(!done.stderr.contains(['\u{1b}', '\u{7}']), "{done:#?}");
+        done.fails(3, &["model_type", "owned"]);
+    }
+}
+
+/// Not every system takes such a name.
+#[cfg(unix)]
+#[test]
+fn names_of_files_do_not_steer_the_terminal() {
+    let dir = demo_copy();
+    fs::write(dir.path().join("bad\u{1b}[31m.safetensors"), b"short").unwrap();
+    forebay(&["inspect", arg(dir.path())]).fails(3, &["bad\\u{1b}[31m.safetensors"]);
+}
+
 #[test]
 fn options_that_do_not_exist_or_fit() {
     forebay(&["run", "--tempreature", "1", "hi"]).fails(2, &["--tempreature"]);
     forebay(&["run", "--temperature", "3", "hi"]).fails(2, &["from 0 to 2"]);
     forebay(&["run", "--memory", "lots", "hi"]).fails(2, &["16G"]);
+    forebay(&["run", "--memory", "-5G", "hi"]).fails(2, &["-5G", "16G"]);
     forebay(&["sing"]).fails(2, &["sing"]);
     let other = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };
     forebay(&["run", "--cpu-features", other, "hi"]).fails(2, &[other, "scalar"]);
@@ -140,4 +174,19 @@ fn a_cache_that_cannot_be_written() {
     let file = tempfile::NamedTempFile::new_in(scratch()).unwrap();
     let output = command(&["run", "hi"]).env("FOREBAY_CACHE", file.path()).output().unwrap();
     crate::support::Done::of(output).fails(1, &["FOREBAY_CACHE", "--model"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_first_run_without_a_home_folder() {
+    let temporary = tempfile::tempdir().unwrap();
+    let mut command = command(&["run", "What is 2+2?"]);
+    for variable in ["FOREBAY_CACHE", "HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"] {
+        command.env_remove(variable);
+    }
+    let output = command.env("TMPDIR", temporary.path()).output().unwrap();
+    let done = crate::support::Done::of(output).ok();
+    assert_eq!(done.stdout, "2+2=4.\n");
+    assert!(done.stderr.contains("no home folder") && done.stderr.contains("FOREBAY_CACHE"), "{done:#?}");
+    assert!(done.stderr.contains(arg(temporary.path())), "{done:#?}");
 }

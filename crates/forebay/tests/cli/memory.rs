@@ -80,6 +80,26 @@ fn the_bundled_model_keeps_to_its_plan() {
     }
 }
 
+#[test]
+fn a_prompt_that_cannot_fit_costs_no_memory() {
+    if !told() {
+        return;
+    }
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("long.txt");
+    fs::write(&file, "many words ".repeat(1_000_000)).unwrap();
+    let model = demo();
+    let options = ["--model", arg(&model), "--memory", "60M"];
+    let (done, peak) = measured(&[&["run", "--file", arg(&file)], &options[..]].concat());
+    done.fails(2, &["long.txt", "context of", "--context"]);
+    within(peak, 60_000_000, "refusing 11 MB");
+    // Longer than any text to score may be.
+    fs::write(&file, vec![b'a'; (16 << 20) + 1]).unwrap();
+    let (done, peak) = measured(&[&["score", "--file", arg(&file)], &options[..]].concat());
+    done.fails(2, &["long.txt", "16777216"]);
+    within(peak, 60_000_000, "refusing 16 MiB");
+}
+
 const HIDDEN: usize = 512;
 const WIDTH: usize = 384;
 const LAYERS: usize = 8;

@@ -22,6 +22,39 @@ fn the_first_command_anybody_types() {
 }
 
 #[test]
+fn what_changes_the_function_is_named() {
+    let closing = |args: &[&str]| forebay(&[&["run", "What is 2+2?"], args].concat()).ok().stderr;
+    assert!(!closing(&[]).contains("computed with"));
+    let other = closing(&["--arith", "exact", "--kv-dtype", "f32"]);
+    assert!(other.trim_end().ends_with("; computed with --arith exact --kv-dtype f32"), "{other}");
+}
+
+#[test]
+fn quantize_says_whether_it_changes_anything() {
+    let toy = crate::support::toy();
+    let ids = toy.path().join("ids");
+    std::fs::write(&ids, "1 2 3").unwrap();
+    let score = ["score", "--ids", arg(&ids), "--model", arg(toy.path()), "--quantize", "int8"];
+    // Every matrix of the toy is int8 or int4.
+    let said = forebay(&score).ok().stderr;
+    assert!(
+        said.contains("note: --quantize int8 changes nothing") && !said.contains("computed with"),
+        "{said}"
+    );
+
+    let head = "lm_head.weight";
+    let mut tensors = forebay_testkit::toy::tensors();
+    tensors.retain(|tensor| !tensor.name.starts_with(head));
+    let values = forebay_testkit::toy::values(head, 300 * 64, 0.0, 1.0);
+    tensors.push(forebay_testkit::container::Tensor::f32(head, &[300, 64], &values));
+    let shard = toy.path().join("out-00000.safetensors");
+    forebay_testkit::container::write(&shard, &tensors).unwrap();
+    let said = forebay(&score).ok().stderr;
+    assert!(said.contains("note: weights are re-encoded to int8"), "{said}");
+    assert!(said.trim_end().ends_with("; computed with --quantize int8"), "{said}");
+}
+
+#[test]
 fn answers_are_those_of_transformers() {
     assert_eq!(greedy("chat_sum"), "2+2=4.");
     let done = forebay(&["run", "What is the capital of France?"]).ok();
