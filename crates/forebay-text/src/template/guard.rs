@@ -15,6 +15,12 @@
 
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, State, Value};
+use regex::Regex;
+use std::collections::HashSet;
+use std::sync::LazyLock;
+
+static END_RAW: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"\{%[-+]?\s*endraw").expect("the pattern is a constant of this file"));
 
 /// The filter that measures; no template of a model uses this name.
 pub(super) const FILTER: &str = "forebay_bounded";
@@ -127,9 +133,8 @@ pub(super) fn guarded(source: &str) -> Result<String, String> {
                 if tokens.iter().map(|token| token.1).find(|token| !matches!(*token, "-" | "+"))
                     == Some("raw")
                 {
-                    let raw_end = source[at..].find("endraw").map_or(source.len(), |found| at + found);
                     // Up to the tag that ends it, which is copied like any other.
-                    let raw_end = source[..raw_end].rfind("{%").map_or(raw_end, |tag| tag.max(at));
+                    let raw_end = END_RAW.find_at(source, at).map_or(source.len(), |found| found.start());
                     out.push_str(&source[at..raw_end]);
                     at = raw_end;
                 }
@@ -192,9 +197,10 @@ fn string_length(text: &str, quote: char) -> Option<usize> {
 /// Copies a block tag; `start` is where it lies in the source that the tokens count from.
 fn rewrite(tag: &str, start: usize, tokens: &[Token], out: &mut String) {
     let control = |token: &Token| matches!(token.1, "-" | "+");
-    let right = tokens.last().filter(|last| tag.len() - (last.0 - start) == 3 && control(last));
     let left = usize::from(tokens.first().is_some_and(|first| first.0 == start + 2 && control(first)));
-    let words = &tokens[left.min(tokens.len())..tokens.len() - usize::from(right.is_some())];
+    let tokens = &tokens[left..];
+    let right = tokens.last().filter(|last| tag.len() - (last.0 - start) == 3 && control(last));
+    let words = &tokens[..tokens.len() - usize::from(right.is_some())];
     let Some((keyword, words)) = words.split_first() else {
         out.push_str(tag);
         return;
@@ -244,7 +250,7 @@ fn rewrite(tag: &str, start: usize, tokens: &[Token], out: &mut String) {
             // Only the first pair of brackets holds parameters.
             let first = words.iter().position(|token| token.1 == ")").unwrap_or(words.len());
             let last = words.get(first).map_or(usize::MAX, |token| token.0);
-            let known: Vec<&str> = listed(1).collect();
+            let known: HashSet<&str> = listed(1).collect();
             words
                 .iter()
                 .filter(|word| word.0 < last)
@@ -258,5 +264,48 @@ fn rewrite(tag: &str, start: usize, tokens: &[Token], out: &mut String) {
     let sign = right.map_or("", |sign| sign.1);
     for name in names {
         out.push_str(&format!("{{% set {name} = {name}|{FILTER} {sign}%}}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn bindings_are_measured() {
+        for (source, expected) in [
+            ("{%- set a = 1 -%}", "{%- set a =( 1 )|forebay_bounded -%}"),
+            ("{% set n.a=[x]%}", "{% set n.a=([x])|forebay_bounded_member %}"),
+            (
+                "{% for k, v in x -%}",
+                "{% for k, v in x -%}{% set k = k|forebay_bounded -%}{% set v = v|forebay_bounded -%}",
+            ),
+            (
+                "{% macro m(a, b=f(c, d)) %}",
+                "{% macro m(a, b=f(c, d)) %}{% set a = a|forebay_bounded %}{% set b = b|forebay_bounded %}",
+            ),
+            (
+                "{% raw %}endraw {% set a = 1 * 2 %}{% endraw %}",
+                "{% raw %}endraw {% set a = 1 * 2 %}{% endraw %}",
+            ),
+            ("{%-%}{%%}{%--%}{% set %}{{}}{", "{%-%}{%%}{%--%}{% set %}{{}}{"),
+        ] {
+            assert_eq!(guarded(source).unwrap(), expected);
+        }
+        assert!(guarded("a\n{{ b * c }}").unwrap_err().contains("line 2"));
+    }
+
+    #[test]
+    fn long_tags_are_not_quadratic() {
+        let names: String = (0..100_000).map(|n| format!("a{n},")).collect();
+        assert!(guarded(&format!("{{% macro m({names}) %}}")).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn no_source_panics(source in "(\\{%|%\\}|\\{\\{|\\}\\}|\\{#|#\\}|-|\\+| |set|for|in|with|macro|call|raw|endraw|a|é|=|\\.|,|\\(|\\)|\\[|'|\"|\\\\|\\|){0,24}") {
+            let _ = guarded(&source);
+        }
     }
 }
