@@ -79,7 +79,7 @@ pub enum Verb {
     ///
     /// Every token is scored given the tokens before it. A text longer than the window is cut into windows,
     /// each scored from scratch. A text may have up to 16 MiB: it is encoded in one piece, which takes memory
-    /// beside that of --memory, about 60 times the text.
+    /// beside that of --memory.
     Score(ScoreArgs),
 }
 

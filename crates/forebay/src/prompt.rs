@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use forebay_engine::{EngineOptions, inspect};
 use forebay_text::Tokenizer;
 
-/// Longer texts and lists of ids are refused unread: encoding takes many times their memory.
+/// Longer texts and lists of ids are refused unread: what they take lies outside the memory plan.
 const MAX_BYTES: u64 = 16 << 20;
 
 /// Tokens longer than this (runs of spaces or dashes, in some vocabularies) do not raise a limit: no text is
