@@ -33,10 +33,12 @@ impl FromStr for ByteSize {
             "m" | "mb" => 1_000_000,
             "g" | "gb" => 1_000_000_000,
             "t" | "tb" => 1_000_000_000_000,
+            "p" | "pb" => 1_000_000_000_000_000,
             "kib" => 1 << 10,
             "mib" => 1 << 20,
             "gib" => 1 << 30,
             "tib" => 1 << 40,
+            "pib" => 1 << 50,
             _ => return Err(fail()),
         };
         let number = number.trim();
@@ -78,6 +80,7 @@ mod tests {
             ("1.5GiB", 1_610_612_736),
             ("800m", 800_000_000),
             ("2kib", 2048),
+            ("1P", 1_000_000_000_000_000),
         ] {
             assert_eq!(text.parse::<ByteSize>().unwrap(), ByteSize(bytes), "{text}");
         }
@@ -85,7 +88,7 @@ mod tests {
 
     #[test]
     fn refuses_what_is_no_size() {
-        for text in ["", "G", "-1G", "1X", "nan", "inf", "99999999999T", "1 2G"] {
+        for text in ["", "G", "-1G", "1X", "nan", "inf", "99999999999T", "99999P", "1 2G"] {
             assert!(text.parse::<ByteSize>().is_err(), "{text}");
         }
     }

@@ -53,8 +53,8 @@ pub enum ForwardError {
     },
     /// The KV cache is too small.
     #[error(
-        "{tokens} tokens after {used} do not fit into a context of {capacity}; \
-         shorten the text or raise --context"
+        "{tokens} tokens do not fit: the context has room for {} of {capacity}; \
+         shorten the text or raise --context", capacity - used
     )]
     ContextFull {
         /// Tokens to add.
