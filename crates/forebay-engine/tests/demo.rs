@@ -114,8 +114,8 @@ fn questions_and_answers_are_those_of_transformers() {
     }
 }
 
-/// Two of the four segments, one of prose and one of stories, all windows of each; the other two
-/// are left out only for the time they take in an unoptimised build.
+/// Two of the four segments, one of prose and one of stories, as many windows of each as were scored
+/// in transformers; the other two are left out only for the time they take in an unoptimised build.
 #[test]
 fn perplexity_is_that_of_transformers() {
     let mut engine = open_as_transformers(&demo());

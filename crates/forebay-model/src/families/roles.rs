@@ -46,9 +46,10 @@ impl Role {
     /// The arithmetic of this role when the engine runs in `mode`.
     ///
     /// A fixed table, never a function of the number of rows. Attention inputs
-    /// and the indexer decide *which* keys count and lose measurable quality
-    /// with 8-bit activations, so they stay exact (docs/numerics.md has the
-    /// measurements).
+    /// and the indexer decide *which* keys count. They stay exact because the
+    /// authors of the reference engine measured a loss with 8-bit activations
+    /// there, on the real model; on the demo model the cost is not measurable
+    /// (docs/numerics.md section 10).
     pub fn arith(self, mode: Arith) -> Arith {
         match self {
             Role::Head
