@@ -53,7 +53,7 @@ pub enum ForwardError {
     },
     /// The KV cache is too small.
     #[error(
-        "{tokens} tokens do not fit: the context has room for {} of {capacity}; \
+        "{tokens} tokens do not fit: a context of {capacity} has room for {} more; \
          shorten the text or raise --context", capacity - used
     )]
     ContextFull {

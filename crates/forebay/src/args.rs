@@ -223,6 +223,10 @@ pub struct EngineArgs {
     /// results
     #[arg(long, value_name = "FORMAT", value_parser = integer_format)]
     pub quantize: Option<Format>,
+    /// Epsilon of the two low-rank norms of attention; transformers uses 1e-6 whatever the config says; changes
+    /// results slightly [default: the config's rms_norm_eps]
+    #[arg(long, value_name = "EPSILON", value_parser = epsilon)]
+    pub low_rank_norm_eps: Option<f32>,
     /// Instruction set: scalar, avx2, avx512, neon or neon-dotprod [default: the best there is]
     #[arg(long, value_name = "ISA")]
     pub cpu_features: Option<Isa>,
@@ -246,6 +250,7 @@ impl EngineArgs {
             },
             isa: self.cpu_features,
             quantise: self.quantize,
+            low_rank_norm_eps: self.low_rank_norm_eps,
             ..EngineOptions::default()
         }
     }
@@ -281,6 +286,14 @@ fn number(text: &str, allowed: impl Fn(f32) -> bool, expected: &str) -> Result<f
     text.parse().ok().filter(|&value| allowed(value)).ok_or_else(|| format!("use {expected}"))
 }
 
+/// A positive number that single precision holds.
+fn epsilon(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
+        _ => Err("an epsilon is a small positive number, such as 1e-6".to_owned()),
+    }
+}
+
 fn integer_format(text: &str) -> Result<Format, String> {
     let format: Format = text.parse().map_err(|error| format!("{error}"))?;
     if format.is_integer() {
@@ -303,14 +316,18 @@ mod tests {
     #[test]
     fn options_reach_the_engine() {
         let line = "forebay score x --memory 2G --threads 3 --context 77 --chunk 9 --kv-dtype f32 \
-                    --arith exact --quantize int4-g32 --cpu-features scalar";
+                    --arith exact --quantize int4-g32 --low-rank-norm-eps 1e-6 --cpu-features scalar";
         let Verb::Score(args) = Cli::try_parse_from(line.split_whitespace()).unwrap().verb else { panic!() };
         let options = args.engine.options();
         assert_eq!(options.memory, Some(ByteSize(2_000_000_000)));
         assert_eq!((options.threads, options.context, options.chunk), (Some(3), Some(77), Some(9)));
         assert_eq!((options.kv_dtype, options.arith), (KvDtype::F32, Arith::Exact));
         assert_eq!(options.quantise.map(|format| format.to_string()).as_deref(), Some("int4-g32"));
-        assert_eq!(options.isa, Some(Isa::Scalar));
+        assert_eq!((options.isa, options.low_rank_norm_eps), (Some(Isa::Scalar), Some(1e-6)));
+        for bad in ["0", "-1e-6", "nan", "inf", "1e-60", "x"] {
+            let line = ["forebay", "score", "x", "--low-rank-norm-eps", bad];
+            assert!(Cli::try_parse_from(line).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -25,7 +25,8 @@ pub fn deviations(options: &EngineOptions) -> String {
     let arith = (options.arith != usual.arith).then(|| format!("--arith {}", options.arith));
     let kv_dtype = (options.kv_dtype != usual.kv_dtype).then(|| format!("--kv-dtype {}", options.kv_dtype));
     let quantise = options.quantise.map(|format| format!("--quantize {format}"));
-    let all: Vec<String> = [arith, kv_dtype, quantise].into_iter().flatten().collect();
+    let eps = options.low_rank_norm_eps.map(|eps| format!("--low-rank-norm-eps {eps:e}"));
+    let all: Vec<String> = [arith, kv_dtype, quantise, eps].into_iter().flatten().collect();
     if all.is_empty() { String::new() } else { format!("; computed with {}", all.join(" ")) }
 }
 
@@ -114,6 +115,7 @@ pub fn engine_json(engine: &Engine) -> Map<String, Value> {
         ("threads", json!(engine.threads())),
         ("cpu_features", json!(engine.isa().name())),
         ("kv_dtype", json!(options.kv_dtype.to_string())),
+        ("low_rank_norm_eps", json!(options.low_rank_norm_eps)),
         ("arith", json!(options.arith.to_string())),
         ("quantize", json!(options.quantise.map(|format| format.to_string()))),
     ];
