@@ -171,3 +171,71 @@ macro_rules! room_table {
     };
 }
 pub(crate) use room_table;
+
+/// A room whose arithmetic lives in its own `lanes`, `unpack` and `dot_i8` modules: every method
+/// hands over to the function of that name there. Also makes its table.
+macro_rules! room {
+    ($room:ident, $features:literal) => {
+        impl $crate::portable::Room for $room {
+            type Lanes = lanes::Lanes;
+
+            #[inline(always)]
+            unsafe fn splat(value: f32) -> Self::Lanes {
+                // SAFETY: the caller has checked for the room's instruction set.
+                unsafe { lanes::splat(value) }
+            }
+
+            #[inline(always)]
+            unsafe fn load(values: &[f32; $crate::portable::lanes::LANES]) -> Self::Lanes {
+                // SAFETY: as above.
+                unsafe { lanes::load(values) }
+            }
+
+            #[inline(always)]
+            unsafe fn load_bf16(
+                values: &[$crate::portable::lanes::Bf16Bits; $crate::portable::lanes::LANES],
+            ) -> Self::Lanes {
+                // SAFETY: as above.
+                unsafe { lanes::load_bf16(values) }
+            }
+
+            #[inline(always)]
+            unsafe fn store(lanes: Self::Lanes, out: &mut [f32; $crate::portable::lanes::LANES]) {
+                // SAFETY: as above.
+                unsafe { lanes::store(lanes, out) }
+            }
+
+            #[inline(always)]
+            unsafe fn fma(a: Self::Lanes, b: Self::Lanes, c: Self::Lanes) -> Self::Lanes {
+                // SAFETY: as above.
+                unsafe { lanes::fma(a, b, c) }
+            }
+
+            #[inline(always)]
+            unsafe fn unpack_int4(codes: &[u8], out: &mut [i8]) {
+                // SAFETY: as above.
+                unsafe { unpack::int4(codes, out) }
+            }
+
+            #[inline(always)]
+            unsafe fn unpack_int2(codes: &[u8], out: &mut [i8]) {
+                // SAFETY: as above.
+                unsafe { unpack::int2(codes, out) }
+            }
+
+            #[inline(always)]
+            unsafe fn quad(
+                w: [&[i8; $crate::activations::GROUP]; 4],
+                x: $crate::portable::QuantGroup<'_>,
+                scales: [f32; 4],
+                sums: [f32; 4],
+            ) -> [f32; 4] {
+                // SAFETY: as above.
+                unsafe { dot_i8::quad(w, x, scales, sums) }
+            }
+        }
+
+        $crate::table::room_table!($room, $features);
+    };
+}
+pub(crate) use room;
