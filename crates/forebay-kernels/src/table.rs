@@ -179,6 +179,8 @@ macro_rules! room {
         impl $crate::portable::Room for $room {
             type Lanes = lanes::Lanes;
 
+            const REGISTERS: usize = lanes::REGISTERS;
+
             #[inline(always)]
             unsafe fn splat(value: f32) -> Self::Lanes {
                 // SAFETY: the caller has checked for the room's instruction set.
@@ -209,6 +211,12 @@ macro_rules! room {
             unsafe fn fma(a: Self::Lanes, b: Self::Lanes, c: Self::Lanes) -> Self::Lanes {
                 // SAFETY: as above.
                 unsafe { lanes::fma(a, b, c) }
+            }
+
+            #[inline(always)]
+            unsafe fn trees(sums: [Self::Lanes; 4]) -> [f32; 4] {
+                // SAFETY: as above.
+                unsafe { lanes::trees(sums) }
             }
 
             #[inline(always)]

@@ -161,3 +161,43 @@ pub(crate) unsafe fn add_rows<'a, R: Room, E: Element + 'a>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scalar::Scalar;
+
+    /// Lanes whose sum depends on the order of additions.
+    fn sums() -> [[f32; LANES]; 4] {
+        std::array::from_fn(|n| {
+            std::array::from_fn(|i| 1.7f32.powi((7 * i as i32 + 5 * n as i32) % 23) / 3.0)
+        })
+    }
+
+    unsafe fn trees<R: Room>() -> [f32; 4] {
+        // SAFETY: passed on to the caller.
+        unsafe { R::trees(sums().each_ref().map(|lanes| R::load(lanes))) }
+    }
+
+    #[test]
+    fn every_room_adds_lanes_as_the_tree_does() {
+        let wanted = sums().map(tree);
+        // SAFETY: the scalar room needs nothing of the processor.
+        assert_eq!(unsafe { trees::<Scalar>() }, wanted);
+        #[cfg(target_arch = "x86_64")]
+        {
+            use crate::isa::Isa;
+            if Isa::Avx2.is_available() {
+                // SAFETY: just checked.
+                assert_eq!(unsafe { trees::<crate::x86::avx2::Avx2>() }, wanted);
+            }
+            if Isa::Avx512.is_available() {
+                // SAFETY: just checked.
+                assert_eq!(unsafe { trees::<crate::x86::avx512::Avx512>() }, wanted);
+            }
+        }
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: every processor of this architecture has NEON.
+        assert_eq!(unsafe { trees::<crate::arm::neon::Neon>() }, wanted);
+    }
+}

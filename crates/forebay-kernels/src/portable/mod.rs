@@ -31,6 +31,9 @@ pub(crate) trait Room {
     /// Sixteen f32 lanes in registers.
     type Lanes: Copy;
 
+    /// How many [`Lanes`](Self::Lanes) the processor's registers hold.
+    const REGISTERS: usize;
+
     /// The same value in every lane.
     unsafe fn splat(value: f32) -> Self::Lanes;
 
@@ -45,6 +48,9 @@ pub(crate) trait Room {
 
     /// `a * b + c` in every lane, rounded once.
     unsafe fn fma(a: Self::Lanes, b: Self::Lanes, c: Self::Lanes) -> Self::Lanes;
+
+    /// The fixed tree 8-4-2-1 (see [`lanes::tree`]) of each of four.
+    unsafe fn trees(sums: [Self::Lanes; 4]) -> [f32; 4];
 
     /// Two codes a byte (value + 8, low nibble first): `out.len() <= 2 * codes.len()`.
     unsafe fn unpack_int4(codes: &[u8], out: &mut [i8]);

@@ -1,8 +1,11 @@
 //! Sixteen f32 lanes as an array.
 
-use crate::portable::lanes::{Bf16Bits, Element, LANES};
+use crate::portable::lanes::{Bf16Bits, Element, LANES, tree};
 
 pub(crate) type Lanes = [f32; LANES];
+
+/// How many [`Lanes`] the registers hold.
+pub(crate) const REGISTERS: usize = 1;
 
 #[inline(always)]
 pub(super) fn splat(value: f32) -> Lanes {
@@ -27,4 +30,9 @@ pub(super) fn store(lanes: Lanes, out: &mut [f32; LANES]) {
 #[inline(always)]
 pub(super) fn fma(a: Lanes, b: Lanes, c: Lanes) -> Lanes {
     std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+}
+
+#[inline(always)]
+pub(super) fn trees(sums: [Lanes; 4]) -> [f32; 4] {
+    sums.map(tree)
 }

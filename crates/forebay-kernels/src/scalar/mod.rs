@@ -14,6 +14,8 @@ pub(crate) struct Scalar;
 impl Room for Scalar {
     type Lanes = lanes::Lanes;
 
+    const REGISTERS: usize = lanes::REGISTERS;
+
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self::Lanes {
         lanes::splat(value)
@@ -37,6 +39,11 @@ impl Room for Scalar {
     #[inline(always)]
     unsafe fn fma(a: Self::Lanes, b: Self::Lanes, c: Self::Lanes) -> Self::Lanes {
         lanes::fma(a, b, c)
+    }
+
+    #[inline(always)]
+    unsafe fn trees(sums: [Self::Lanes; 4]) -> [f32; 4] {
+        lanes::trees(sums)
     }
 
     #[inline(always)]

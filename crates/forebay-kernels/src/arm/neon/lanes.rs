@@ -5,6 +5,9 @@ use std::arch::aarch64::*;
 
 pub(crate) type Lanes = [float32x4_t; 4];
 
+/// How many [`Lanes`] the registers hold.
+pub(crate) const REGISTERS: usize = 8;
+
 #[inline]
 #[target_feature(enable = "neon")]
 pub(crate) fn splat(value: f32) -> Lanes {
@@ -51,4 +54,20 @@ pub(crate) fn fma(a: Lanes, b: Lanes, c: Lanes) -> Lanes {
         vfmaq_f32(c[2], a[2], b[2]),
         vfmaq_f32(c[3], a[3], b[3]),
     ]
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+pub(crate) fn trees(sums: [Lanes; 4]) -> [f32; 4] {
+    let [a, b, c, d] = sums.map(|[w, x, y, z]| vaddq_f32(vaddq_f32(w, y), vaddq_f32(x, z)));
+    // Transpose and add: two sums share a register, two lanes each, then all four share it.
+    let twos = |a, b| {
+        let low = vcombine_f32(vget_low_f32(a), vget_low_f32(b));
+        vaddq_f32(low, vcombine_f32(vget_high_f32(a), vget_high_f32(b)))
+    };
+    let ones = vpaddq_f32(twos(a, b), twos(c, d));
+    let mut out = [0f32; 4];
+    // SAFETY: four writable values.
+    unsafe { vst1q_f32(out.as_mut_ptr(), ones) }
+    out
 }
