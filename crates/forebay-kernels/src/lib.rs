@@ -18,6 +18,7 @@ mod attention;
 mod indexer;
 mod isa;
 mod kernels;
+pub mod limits;
 mod matmul;
 mod portable;
 mod rope;
