@@ -1,12 +1,14 @@
 //! Quantised activations: int8 codes with one scale per group of 64 columns.
 
 use crate::Kernels;
-use crate::portable::QuantGroup;
 
 /// Columns that share one activation scale.
 pub const GROUP: usize = 64;
 
 /// A batch of activation rows, quantised to int8 (docs/numerics.md, "int8").
+///
+/// The rows lie in tiles of [`TILE_ROWS`] (the last may have fewer); in a tile, the first group
+/// of all rows comes first, then the second one, so that a kernel reads one stream.
 ///
 /// The buffers are reused: after the largest batch has been seen once,
 /// [`quantise`](Self::quantise) and [`gather`](Self::gather) allocate nothing.
@@ -16,36 +18,38 @@ pub struct Activations {
     batch: usize,
     /// Groups of a row; the last one may be partial and is filled up with zeros.
     groups: usize,
+    /// In the order of the columns.
     codes: Vec<[i8; GROUP]>,
-    scales: Vec<f32>,
-    corrections: Vec<[i32; 4]>,
+    /// The even columns of each group, then its odd ones.
+    split: Vec<[i8; GROUP]>,
+    totals: Vec<GroupTotals>,
 }
 
-/// One quantised row, or its end: one entry per group in each slice.
+/// What belongs to one group of a row beside its codes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct GroupTotals {
+    /// What a code of 1 stands for.
+    pub scale: f32,
+    /// The sum of the codes, negated: what shifting weights to unsigned numbers costs, per
+    /// unit of the shift.
+    pub negated_sum: i32,
+    /// The same for each sixteen columns.
+    pub negated_parts: [i32; GROUP / 16],
+}
+
+/// Rows that lie side by side: as many as a kernel takes at once.
+pub(crate) const TILE_ROWS: usize = 8;
+
+/// Where some rows of a tile, or their ends, lie. In each of the three arrays, the entries of
+/// the rows lie side by side, and those of the next group follow `stride` entries further.
 #[derive(Clone, Copy)]
-pub(crate) struct QuantRow<'a> {
-    pub codes: &'a [[i8; GROUP]],
-    pub scales: &'a [f32],
-    /// `-128 * sum of codes` of each sixteen columns.
-    pub corrections: &'a [[i32; 4]],
-}
-
-impl<'a> QuantRow<'a> {
-    /// Group `g` alone.
-    #[inline(always)]
-    pub(crate) fn group(self, g: usize) -> QuantGroup<'a> {
-        QuantGroup { codes: &self.codes[g], corrections: &self.corrections[g], scale: self.scales[g] }
-    }
-
-    /// The row without its first `groups` groups.
-    #[inline(always)]
-    pub(crate) fn from(self, groups: usize) -> Self {
-        Self {
-            codes: &self.codes[groups..],
-            scales: &self.scales[groups..],
-            corrections: &self.corrections[groups..],
-        }
-    }
+pub(crate) struct QuantRows {
+    /// In the order of the columns, all within -127..=127.
+    pub codes: *const [i8; GROUP],
+    /// The even columns of each group, then its odd ones: the order of the nibbles of int4.
+    pub split: *const [i8; GROUP],
+    pub totals: *const GroupTotals,
+    pub stride: usize,
 }
 
 impl Activations {
@@ -56,8 +60,8 @@ impl Activations {
             batch: 0,
             groups: cols.div_ceil(GROUP),
             codes: Vec::new(),
-            scales: Vec::new(),
-            corrections: Vec::new(),
+            split: Vec::new(),
+            totals: Vec::new(),
         }
     }
 
@@ -81,13 +85,10 @@ impl Activations {
     pub fn quantise(&mut self, kernels: Kernels, x: &[f32]) {
         assert_eq!(x.len() % self.cols.max(1), 0, "activations must be whole rows of {} columns", self.cols);
         self.resize(x.len() / self.cols.max(1));
-        let (codes, scales) = (&mut self.codes, &mut self.scales);
-        let groups = self.groups.max(1);
-        let outputs = codes.chunks_mut(groups).zip(scales.chunks_mut(groups));
-        for ((row, (codes, scales)), corrections) in
-            x.chunks(self.cols.max(1)).zip(outputs).zip(self.corrections.chunks_mut(groups))
-        {
-            kernels.quantise_row(row, codes, scales, corrections);
+        for (row, x) in x.chunks(self.cols.max(1)).enumerate() {
+            let place = self.place(row);
+            let (codes, split) = (&mut self.codes[place.start..], &mut self.split[place.start..]);
+            kernels.quantise_row(x, place.stride, codes, split, &mut self.totals[place.start..]);
         }
     }
 
@@ -99,13 +100,15 @@ impl Activations {
     pub fn gather(&mut self, source: &Activations, rows: &[usize]) {
         assert_eq!(self.cols, source.cols, "gathered rows must have the same width");
         self.resize(rows.len());
-        let groups = self.groups;
         for (to, from) in rows.iter().enumerate() {
             assert!(*from < source.batch, "row {from} of a batch of {}", source.batch);
-            let (to, from) = (to * groups..(to + 1) * groups, from * groups..(from + 1) * groups);
-            self.codes[to.clone()].copy_from_slice(&source.codes[from.clone()]);
-            self.scales[to.clone()].copy_from_slice(&source.scales[from.clone()]);
-            self.corrections[to].copy_from_slice(&source.corrections[from]);
+            let (to, from) = (self.place(to), source.place(*from));
+            for g in 0..self.groups {
+                let (to, from) = (to.start + g * to.stride, from.start + g * from.stride);
+                self.codes[to] = source.codes[from];
+                self.split[to] = source.split[from];
+                self.totals[to] = source.totals[from];
+            }
         }
     }
 
@@ -113,32 +116,57 @@ impl Activations {
     ///
     /// # Panics
     /// If `row` is out of range.
-    pub fn codes(&self, row: usize) -> &[i8] {
-        &self.row(row).codes.as_flattened()[..self.cols]
+    pub fn codes(&self, row: usize) -> Vec<i8> {
+        self.entries(row).flat_map(|i| self.codes[i]).take(self.cols).collect()
     }
 
     /// The scales of row `row`, one per started group of [`GROUP`] columns.
     ///
     /// # Panics
     /// If `row` is out of range.
-    pub fn scales(&self, row: usize) -> &[f32] {
-        self.row(row).scales
+    pub fn scales(&self, row: usize) -> Vec<f32> {
+        self.entries(row).map(|i| self.totals[i].scale).collect()
     }
 
+    /// Where `rows` rows from row `first` on, all of one tile, lie from group `group` on.
+    ///
+    /// # Panics
+    /// If there are no such rows or no such group.
     #[inline(always)]
-    pub(crate) fn row(&self, row: usize) -> QuantRow<'_> {
-        let range = row * self.groups..(row + 1) * self.groups;
-        QuantRow {
-            codes: &self.codes[range.clone()],
-            scales: &self.scales[range.clone()],
-            corrections: &self.corrections[range],
+    pub(crate) fn rows(&self, first: usize, rows: usize, group: usize) -> QuantRows {
+        assert!(first % TILE_ROWS + rows <= TILE_ROWS && first + rows <= self.batch && group < self.groups);
+        let place = self.place(first);
+        let from = place.start + group * place.stride;
+        QuantRows {
+            codes: self.codes[from..].as_ptr(),
+            split: self.split[from..].as_ptr(),
+            totals: self.totals[from..].as_ptr(),
+            stride: place.stride,
         }
+    }
+
+    /// Where the entries of row `row` lie.
+    fn place(&self, row: usize) -> Place {
+        let first = row / TILE_ROWS * TILE_ROWS;
+        let stride = TILE_ROWS.min(self.batch - first);
+        Place { start: first * self.groups + row % TILE_ROWS, stride }
+    }
+
+    fn entries(&self, row: usize) -> impl Iterator<Item = usize> {
+        let place = self.place(row);
+        (0..self.groups).map(move |g| place.start + g * place.stride)
     }
 
     fn resize(&mut self, batch: usize) {
         self.batch = batch;
         self.codes.resize(batch * self.groups, [0; GROUP]);
-        self.scales.resize(batch * self.groups, 0.0);
-        self.corrections.resize(batch * self.groups, [0; 4]);
+        self.split.resize(batch * self.groups, [0; GROUP]);
+        self.totals.resize(batch * self.groups, GroupTotals::default());
     }
+}
+
+/// Where the groups of a row lie: the first one, and the distance to the next.
+struct Place {
+    start: usize,
+    stride: usize,
 }

@@ -1,6 +1,6 @@
 //! The chosen room, and the small vector operations.
 
-use crate::activations::GROUP;
+use crate::activations::{GROUP, GroupTotals};
 use crate::isa::{Isa, IsaUnavailable};
 use crate::scalar;
 use crate::table::Table;
@@ -107,16 +107,17 @@ impl Kernels {
         unsafe { (self.table.swiglu)(gate, up, out) }
     }
 
-    /// Quantises one row of activations; one entry per started group in every output.
+    /// Quantises one row of activations: one entry per started group, `stride` entries apart.
     pub(crate) fn quantise_row(
         self,
         x: &[f32],
+        stride: usize,
         codes: &mut [[i8; GROUP]],
-        scales: &mut [f32],
-        corrections: &mut [[i32; 4]],
+        split: &mut [[i8; GROUP]],
+        totals: &mut [GroupTotals],
     ) {
         // SAFETY: the processor has the room's instruction set.
-        unsafe { (self.table.quantise_row)(x, codes, scales, corrections) }
+        unsafe { (self.table.quantise_row)(x, stride, codes, split, totals) }
     }
 }
 

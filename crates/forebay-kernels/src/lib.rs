@@ -37,7 +37,7 @@ pub use attention::{AttendScratch, Attended, Attention, KeyCache, KeyRows, TILE,
 pub use indexer::{SelectScratch, indexer_scores, select_top_k};
 pub use isa::{Isa, IsaUnavailable, ParseIsaError};
 pub use kernels::Kernels;
-pub use matmul::{Input, MatmulJob, combine_rows, matmul, matmul_many, matmul_rows};
+pub use matmul::{Input, MatmulJob, Weights, combine_rows, matmul, matmul_many, matmul_rows};
 pub use rope::{Rope, RopeError};
 pub use router::{RouterError, RouterRule, route};
 pub use team::Team;

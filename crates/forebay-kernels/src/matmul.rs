@@ -2,6 +2,7 @@
 
 use crate::portable::Out;
 use crate::{Activations, Kernels, Team};
+use forebay_core::panel::PanelView;
 use forebay_core::view::MatrixView;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -10,8 +11,47 @@ use std::ops::Range;
 const ALONE: usize = 1 << 17;
 /// Multiply-adds that are worth a part of their own.
 const PART: usize = 1 << 17;
-/// Parts are multiples of this many weight rows, so that threads share no cache line of `y`.
-const PART_ROWS: usize = 16;
+/// Parts are multiples of this many weight rows: two panels, and whole cache lines of `y`.
+const PART_ROWS: usize = 32;
+
+/// A weight matrix in one of the two layouts. The layout never changes a result.
+#[derive(Clone, Copy, Debug)]
+pub enum Weights<'a> {
+    /// Row after row, as in the container.
+    Rows(MatrixView<'a>),
+    /// Sixteen rows at a time: integer formats at full speed.
+    Panels(PanelView<'a>),
+}
+
+impl Weights<'_> {
+    /// Rows (outputs).
+    pub fn rows(&self) -> usize {
+        match self {
+            Weights::Rows(view) => view.rows(),
+            Weights::Panels(view) => view.shape().rows(),
+        }
+    }
+
+    /// Columns (inputs).
+    pub fn cols(&self) -> usize {
+        match self {
+            Weights::Rows(view) => view.cols(),
+            Weights::Panels(view) => view.shape().cols(),
+        }
+    }
+}
+
+impl<'a> From<MatrixView<'a>> for Weights<'a> {
+    fn from(view: MatrixView<'a>) -> Self {
+        Weights::Rows(view)
+    }
+}
+
+impl<'a> From<PanelView<'a>> for Weights<'a> {
+    fn from(view: PanelView<'a>) -> Self {
+        Weights::Panels(view)
+    }
+}
 
 /// Activations `[batch, cols]`, row-major, and how they enter a product.
 ///
@@ -52,7 +92,7 @@ impl<'a> Input<'a> {
 /// One product for [`matmul_many`].
 #[derive(Debug)]
 pub struct MatmulJob<'a> {
-    weights: MatrixView<'a>,
+    weights: Weights<'a>,
     input: Input<'a>,
     batch: usize,
     out: *mut f32,
@@ -70,7 +110,8 @@ impl<'a> MatmulJob<'a> {
     ///
     /// # Panics
     /// If the shapes do not fit.
-    pub fn new(weights: MatrixView<'a>, input: Input<'a>, y: &'a mut [f32]) -> Self {
+    pub fn new(weights: impl Into<Weights<'a>>, input: Input<'a>, y: &'a mut [f32]) -> Self {
+        let weights = weights.into();
         let batch = input.batch(weights.cols());
         assert_eq!(
             y.len(),
@@ -99,7 +140,13 @@ impl<'a> MatmulJob<'a> {
 ///
 /// # Panics
 /// If the shapes do not fit.
-pub fn matmul(kernels: Kernels, team: &Team, weights: MatrixView<'_>, input: Input<'_>, y: &mut [f32]) {
+pub fn matmul<'a>(
+    kernels: Kernels,
+    team: &Team,
+    weights: impl Into<Weights<'a>>,
+    input: Input<'a>,
+    y: &'a mut [f32],
+) {
     matmul_many(kernels, team, &mut [MatmulJob::new(weights, input, y)]);
 }
 
@@ -153,28 +200,26 @@ pub fn matmul_rows(
     assert_eq!(y.len(), batch * rows.len(), "a product needs one output per batch row and weight row");
     let out = Out { ptr: y.as_mut_ptr(), stride: rows.len(), first: rows.start };
     // SAFETY: `y` is ours alone and was just checked to have a place for every result.
-    unsafe { multiply(kernels, &weights, rows, input, out) }
+    unsafe { multiply(kernels, &Weights::Rows(weights), rows, input, out) }
 }
 
 /// # Safety
-/// `rows` lie inside `weights`; `input` has been checked against its columns; `out` has a
-/// place, used by nobody else, for every batch row and every row of `rows`.
-unsafe fn multiply(
-    kernels: Kernels,
-    weights: &MatrixView<'_>,
-    rows: Range<usize>,
-    input: Input<'_>,
-    out: Out,
-) {
+/// `rows` lie inside `weights` and start with a panel, if it has panels; `input` has been
+/// checked against its columns; `out` has a place, used by nobody else, for every batch row
+/// and every row of `rows`.
+unsafe fn multiply(kernels: Kernels, weights: &Weights<'_>, rows: Range<usize>, input: Input<'_>, out: Out) {
     let table = kernels.table();
-    match input.quantised {
-        // SAFETY: the processor has the instruction set (see `Kernels::table`); the rest is
-        // the caller's promise.
-        Some(quantised) if weights.format().is_integer() => unsafe {
-            (table.int8_matmul)(weights, rows, quantised, out)
-        },
-        // SAFETY: as above.
-        _ => unsafe { (table.exact_matmul)(weights, rows, input.rows, out) },
+    // SAFETY: the processor has the instruction set (see `Kernels::table`); the rest is the
+    // caller's promise.
+    unsafe {
+        match (weights, input.quantised) {
+            (Weights::Panels(view), Some(quantised)) => (table.int8_panels)(view, rows, quantised, out),
+            (Weights::Panels(view), None) => (table.exact_panels)(view, rows, input.rows, out),
+            (Weights::Rows(view), Some(quantised)) if view.format().is_integer() => {
+                (table.int8_rows)(view, rows, quantised, out)
+            }
+            (Weights::Rows(view), _) => (table.exact_rows)(view, rows, input.rows, out),
+        }
     }
 }
 

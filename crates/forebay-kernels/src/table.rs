@@ -2,10 +2,11 @@
 //! bodies with a room's target features.
 
 use crate::Activations;
-use crate::activations::GROUP;
+use crate::activations::{GROUP, GroupTotals};
 use crate::attention::{Attended, Heads};
 use crate::portable::Out;
 use crate::portable::lanes::Bf16Bits;
+use forebay_core::panel::PanelView;
 use forebay_core::view::MatrixView;
 use std::ops::Range;
 
@@ -13,8 +14,10 @@ use std::ops::Range;
 /// have the room's instruction set. The two matrix products also write through
 /// [`Out`], whose rules they pass on.
 pub(crate) struct Table {
-    pub exact_matmul: unsafe fn(&MatrixView<'_>, Range<usize>, &[f32], Out),
-    pub int8_matmul: unsafe fn(&MatrixView<'_>, Range<usize>, &Activations, Out),
+    pub exact_rows: unsafe fn(&MatrixView<'_>, Range<usize>, &[f32], Out),
+    pub exact_panels: unsafe fn(&PanelView<'_>, Range<usize>, &[f32], Out),
+    pub int8_rows: unsafe fn(&MatrixView<'_>, Range<usize>, &Activations, Out),
+    pub int8_panels: unsafe fn(&PanelView<'_>, Range<usize>, &Activations, Out),
     pub combine: unsafe fn(&MatrixView<'_>, Range<usize>, &[f32], &mut [f32]),
     pub quantise_row: QuantiseFn,
     pub dot: unsafe fn(&[f32], &[f32]) -> f32,
@@ -30,8 +33,9 @@ pub(crate) struct Table {
     pub scores_bf16: ScoresFn<Bf16Bits>,
 }
 
-/// Values, codes, scales and corrections per group.
-pub(crate) type QuantiseFn = unsafe fn(&[f32], &mut [[i8; GROUP]], &mut [f32], &mut [[i32; 4]]);
+/// Values, distance of the groups, codes, the same split, and totals.
+pub(crate) type QuantiseFn =
+    unsafe fn(&[f32], usize, &mut [[i8; GROUP]], &mut [[i8; GROUP]], &mut [GroupTotals]);
 /// Values, weight, bias, eps, output.
 pub(crate) type LayerNormFn = unsafe fn(&[f32], &[f32], &[f32], f32, &mut [f32]);
 /// Heads, latents, rope keys, attended positions, max and sum per head, output.
@@ -46,22 +50,33 @@ macro_rules! room_table {
         mod entries {
             use super::*;
             use crate::Activations;
-            use crate::activations::GROUP;
+            use crate::activations::{GROUP, GroupTotals};
             use crate::attention::{Attended, Heads};
             use crate::portable::lanes::{self, Bf16Bits};
             use crate::portable::{Out, attend, exact, exp, int8, norm, quantise, score};
+            use forebay_core::panel::PanelView;
             use forebay_core::view::MatrixView;
             use std::ops::Range;
 
             $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn exact_matmul(w: &MatrixView<'_>, rows: Range<usize>, x: &[f32], out: Out) {
+            pub(super) unsafe fn exact_rows(w: &MatrixView<'_>, rows: Range<usize>, x: &[f32], out: Out) {
                 // SAFETY: the rules of the table are those of the body.
-                unsafe { exact::matmul::<$room>(w, rows, x, out) }
+                unsafe { exact::rows::<$room>(w, rows, x, out) }
             }
             $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn int8_matmul(w: &MatrixView<'_>, rows: Range<usize>, x: &Activations, out: Out) {
+            pub(super) unsafe fn exact_panels(w: &PanelView<'_>, rows: Range<usize>, x: &[f32], out: Out) {
                 // SAFETY: the rules of the table are those of the body.
-                unsafe { int8::matmul::<$room>(w, rows, x, out) }
+                unsafe { exact::panels::<$room>(w, rows, x, out) }
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn int8_rows(w: &MatrixView<'_>, rows: Range<usize>, x: &Activations, out: Out) {
+                // SAFETY: the rules of the table are those of the body.
+                unsafe { int8::rows::<$room>(w, rows, x, out) }
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn int8_panels(w: &PanelView<'_>, rows: Range<usize>, x: &Activations, out: Out) {
+                // SAFETY: the rules of the table are those of the body.
+                unsafe { int8::panels::<$room>(w, rows, x, out) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn combine(w: &MatrixView<'_>, rows: Range<usize>, c: &[f32], out: &mut [f32]) {
@@ -71,11 +86,12 @@ macro_rules! room_table {
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn quantise_row(
                 x: &[f32],
+                stride: usize,
                 codes: &mut [[i8; GROUP]],
-                scales: &mut [f32],
-                corrections: &mut [[i32; 4]],
+                split: &mut [[i8; GROUP]],
+                totals: &mut [GroupTotals],
             ) {
-                quantise::row(x, codes, scales, corrections)
+                quantise::row(x, stride, codes, split, totals)
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -152,8 +168,10 @@ macro_rules! room_table {
 
         /// The functions of this room.
         pub(crate) static TABLE: crate::table::Table = crate::table::Table {
-            exact_matmul: entries::exact_matmul,
-            int8_matmul: entries::int8_matmul,
+            exact_rows: entries::exact_rows,
+            exact_panels: entries::exact_panels,
+            int8_rows: entries::int8_rows,
+            int8_panels: entries::int8_panels,
             combine: entries::combine,
             quantise_row: entries::quantise_row,
             dot: entries::dot,
@@ -231,15 +249,56 @@ macro_rules! room {
                 unsafe { unpack::int2(codes, out) }
             }
 
+            type Ints = panel::Ints;
+            const PAIRS: bool = panel::PAIRS;
+            const BATCH: usize = panel::BATCH;
+
             #[inline(always)]
-            unsafe fn quad(
-                w: [&[i8; $crate::activations::GROUP]; 4],
-                x: $crate::portable::QuantGroup<'_>,
-                scales: [f32; 4],
-                sums: [f32; 4],
-            ) -> [f32; 4] {
+            unsafe fn from_ints(ints: Self::Ints) -> Self::Lanes {
                 // SAFETY: as above.
-                unsafe { dot_i8::quad(w, x, scales, sums) }
+                unsafe { panel::from_ints(ints) }
+            }
+
+            #[inline(always)]
+            unsafe fn mul(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
+                // SAFETY: as above.
+                unsafe { lanes::mul(a, b) }
+            }
+
+            #[inline(always)]
+            unsafe fn dot_int4<const P: usize, const S: usize>(
+                codes: [*const u8; P],
+                units: usize,
+                x: *const i8,
+                negated_sums: [i32; S],
+            ) -> [[Self::Ints; S]; P] {
+                // SAFETY: as above.
+                unsafe { panel::dot_int4(codes, units, x, negated_sums) }
+            }
+
+            #[inline(always)]
+            unsafe fn dot_int8<const P: usize, const S: usize>(
+                codes: [*const u8; P],
+                units: usize,
+                x: *const i8,
+                negated_sums: [i32; S],
+            ) -> [[Self::Ints; S]; P] {
+                // SAFETY: as above.
+                unsafe { panel::dot_int8(codes, units, x, negated_sums) }
+            }
+
+            #[inline(always)]
+            fn prefetch(at: *const u8) {
+                panel::prefetch(at);
+            }
+
+            #[inline(always)]
+            unsafe fn transpose(
+                rows: [*const u8; forebay_core::panel::PANEL_ROWS],
+                out: &mut [u8; 16 * forebay_core::panel::PANEL_LINE],
+            ) {
+                // SAFETY: as above.
+                unsafe { panel::transpose(rows, out) }
             }
         }
 

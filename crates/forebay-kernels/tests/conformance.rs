@@ -5,6 +5,7 @@ mod common;
 
 use common::{Weights, any_format, floats, kernels, random, same_bits};
 use forebay_core::format::{Format, GroupSize};
+use forebay_core::panel::{PanelShape, PanelView};
 use forebay_core::quant::{columns_per_scale, decode_row, int_code};
 use forebay_kernels::*;
 use proptest::prelude::*;
@@ -18,6 +19,21 @@ fn product(k: Kernels, w: &Weights, x: &[f32], batch: usize, int8: bool) -> Vec<
     let input = if int8 { Input::int8(x, &q) } else { Input::exact(x) };
     matmul_rows(k, view, 0..view.rows(), input, &mut y);
     y
+}
+
+/// The same product from panels, if the format has them.
+fn panel_product(k: Kernels, w: &Weights, x: &[f32], batch: usize, int8: bool) -> Option<Vec<f32>> {
+    let view = w.view();
+    let shape = PanelShape::new(view.format(), view.rows(), view.cols())?;
+    let mut bytes = vec![0; shape.bytes() + 1];
+    shape.pack(&view, &mut bytes[1..]);
+    let panels = PanelView::new(shape, &bytes[1..]).unwrap();
+    let mut y = vec![f32::NAN; batch * view.rows()];
+    let mut q = Activations::new(view.cols());
+    q.quantise(k, x);
+    let input = if int8 { Input::int8(x, &q) } else { Input::exact(x) };
+    matmul(k, &Team::new(1).unwrap(), panels, input, &mut y);
+    Some(y)
 }
 
 /// The product written down from the definition: f64 for `exact`, and for `int8` exact
@@ -83,7 +99,7 @@ proptest! {
     #[test]
     fn products_agree(
         format in any_format(),
-        (rows, cols, batch) in (1..9usize, 1..1700usize, 0..20usize),
+        (rows, cols, batch) in (1..40usize, 1..1700usize, 0..20usize),
         offset in 0..4usize,
         spread in 0..4u32,
         seed in any::<u64>(),
@@ -106,6 +122,10 @@ proptest! {
         for k in kernels() {
             prop_assert!(same_bits(&product(k, &w, &x, batch, false), &exact), "{k:?} exact");
             prop_assert!(same_bits(&product(k, &w, &x, batch, true), &int8), "{k:?} int8");
+            if let Some(y) = panel_product(k, &w, &x, batch, true) {
+                prop_assert!(same_bits(&y, &int8), "{k:?} int8 panels");
+                prop_assert!(same_bits(&panel_product(k, &w, &x, batch, false).unwrap(), &exact), "{k:?} panels");
+            }
         }
     }
 

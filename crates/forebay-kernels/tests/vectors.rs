@@ -132,7 +132,7 @@ fn f06_quantised_activations() {
         for (x, scale, codes) in cases {
             let mut q = Activations::new(x.len());
             q.quantise(k, x);
-            assert_eq!((q.scales(0), q.codes(0)), (&[scale][..], codes));
+            assert_eq!((q.scales(0), q.codes(0)), (vec![scale], codes.to_vec()));
         }
         // 639 * 0.1 / 127 with quantised activations; 0.5021 with exact ones.
         let codes = [1u8, 7, -8i8 as u8];

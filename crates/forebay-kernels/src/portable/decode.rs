@@ -33,9 +33,27 @@ pub(crate) unsafe fn codes<R: Room>(format: Format, row_codes: &[u8], start: usi
 /// As the methods of [`Room`].
 #[inline(always)]
 pub(crate) unsafe fn weights<R: Room>(view: &MatrixView<'_>, row: usize, start: usize, out: &mut [f32]) {
-    let bytes = view.row_codes(row);
-    let scales = view.row_scales(row);
-    match view.format() {
+    let per_scale = columns_per_scale(view.format(), view.cols());
+    // SAFETY: passed on to the caller.
+    unsafe {
+        row_weights::<R>(view.format(), per_scale, view.row_codes(row), view.row_scales(row), start, out)
+    }
+}
+
+/// As [`weights`] for the codes and scales of a row, `per_scale` columns sharing one of them.
+///
+/// # Safety
+/// As the methods of [`Room`].
+#[inline(always)]
+pub(crate) unsafe fn row_weights<R: Room>(
+    format: Format,
+    per_scale: usize,
+    bytes: &[u8],
+    scales: &[f32],
+    start: usize,
+    out: &mut [f32],
+) {
+    match format {
         Format::F32 => {
             let (quads, _) = bytes[4 * start..][..4 * out.len()].as_chunks::<4>();
             for (o, b) in out.iter_mut().zip(quads) {
@@ -66,8 +84,7 @@ pub(crate) unsafe fn weights<R: Room>(view: &MatrixView<'_>, row: usize, start: 
             let mut unpacked = [0i8; CHUNK];
             let unpacked = &mut unpacked[..out.len()];
             // SAFETY: passed on to the caller.
-            unsafe { codes::<R>(view.format(), bytes, start, unpacked) };
-            let per_scale = columns_per_scale(view.format(), view.cols());
+            unsafe { codes::<R>(format, bytes, start, unpacked) };
             let groups = out.chunks_mut(per_scale).zip(unpacked.chunks(per_scale));
             for ((out, codes), scale) in groups.zip(&scales[start / per_scale..]) {
                 for (o, code) in out.iter_mut().zip(codes) {

@@ -1,143 +1,285 @@
 //! The `int8` arithmetic: integer weights against quantised activations.
+//!
+//! Everything is multiplied in panel order (`forebay_core::panel`): sixteen weight rows in
+//! sixteen lanes, so that no sum ever crosses lanes. Panels are used where they lie; row-major
+//! weights are turned into the same order a chunk of columns at a time, in the cache.
 
-use super::{CHUNK, Out, QuantGroup, Room, decode};
+use super::pack::{Chunk, RowSource};
+use super::{CHUNK, Out, Room};
 use crate::Activations;
-use crate::activations::{GROUP, QuantRow};
-use forebay_core::quant::columns_per_scale;
+use crate::activations::{GROUP, GroupTotals, QuantRows};
+use forebay_core::format::Format;
+use forebay_core::panel::{PANEL_LINE, PANEL_ROWS, PanelView};
 use forebay_core::view::MatrixView;
 use std::ops::Range;
 
-/// Weight rows that go together, so that four sums are made at once.
-const ROWS: usize = 4;
-/// Batch rows that share one unpacking of a chunk.
-const BATCH: usize = 32;
-/// Segments start and end at multiples of this: it divides all group sizes.
-const STEP: usize = 16;
+/// Batch rows whose sums are kept while a block of weight rows goes by.
+const BATCH: usize = 64;
+/// From this many batch rows on, two panels share each load of the activations.
+const PAIR_FROM: usize = 4;
 
-/// `y[b][row]` for every batch row `b` and `row` of `rows`.
+/// The sums of one panel and one batch row.
+type Sums = [f32; PANEL_ROWS];
+
+/// A run of columns of `P` panels.
+#[derive(Clone, Copy)]
+pub(crate) struct Strip<const P: usize> {
+    /// The units of the first weight group.
+    pub codes: [*const u8; P],
+    /// The scales of the first weight group; `None` if each group's lie behind its codes.
+    pub scales: Option<[*const u8; P]>,
+    /// Columns of the run.
+    pub cols: usize,
+    /// Columns of a weight group; the run starts with a whole one.
+    pub group: usize,
+    /// Columns of a unit: 4 (int8) or 8 (int4).
+    pub unit_cols: usize,
+}
+
+/// `y[b][row]` for weights in panels, every batch row `b` and `row` of `rows`, which start
+/// with a panel.
 ///
 /// # Safety
-/// The processor has the room's instruction set; `rows` lie inside `view`; the format
-/// is an integer one; `x` has `view.cols()` columns; `out` has a place for every result.
+/// The processor has the room's instruction set; `rows` lie inside the matrix; `x` has as
+/// many columns; `out` has a place for every result.
 #[inline(always)]
-pub(crate) unsafe fn matmul<R: Room>(view: &MatrixView<'_>, rows: Range<usize>, x: &Activations, out: Out) {
-    let cols = view.cols();
-    let format = view.format();
-    let mut segments = Segments::new(columns_per_scale(format, cols));
-    // Beyond the last column the unpacked codes are stale, but the activations are zero.
-    let mut codes = [[0i8; CHUNK]; ROWS];
-    for row in rows.clone().step_by(ROWS) {
-        // The last block may be short: its last row is then computed more than once.
-        let block: [usize; ROWS] = std::array::from_fn(|n| (row + n).min(rows.end - 1));
+pub(crate) unsafe fn panels<R: Room>(view: &PanelView<'_>, rows: Range<usize>, x: &Activations, out: Out) {
+    let shape = view.shape();
+    let strip = |panel: usize| {
+        let start = view.panel(panel).as_ptr();
+        // SAFETY: a panel of a format with one scale a row starts with a line of scales.
+        let codes = unsafe { start.add(shape.codes_at(0)) };
+        (codes, (shape.codes_at(0) > 0).then_some(start))
+    };
+    let mut sums = [[[0f32; PANEL_ROWS]; 2]; BATCH];
+    let mut row = rows.start;
+    while row < rows.end {
+        let panel = row / PANEL_ROWS;
+        let pair = R::PAIRS && x.batch() >= PAIR_FROM && row + PANEL_ROWS < rows.end;
+        let (a, b) = (strip(panel), if pair { strip(panel + 1) } else { strip(panel) });
+        let (cols, group, unit_cols) = (shape.cols(), shape.group_cols(), shape.unit_cols());
+        let scales = a.1.zip(b.1);
         for first in (0..x.batch()).step_by(BATCH) {
             let tile = BATCH.min(x.batch() - first);
-            let mut sums = [[0f32; ROWS]; BATCH];
-            for start in (0..cols).step_by(CHUNK) {
-                let len = CHUNK.min(cols - start);
-                for (codes, row) in codes.iter_mut().zip(block) {
-                    // SAFETY: passed on to the caller.
-                    unsafe { decode::codes::<R>(format, view.row_codes(row), start, &mut codes[..len]) };
+            sums[..tile].fill([[0.0; PANEL_ROWS]; 2]);
+            // SAFETY: passed on to the caller; the strips are whole panels.
+            unsafe {
+                if pair {
+                    let scales = scales.map(|(a, b)| [a, b]);
+                    let strip = Strip { codes: [a.0, b.0], scales, cols, group, unit_cols };
+                    rows_of_batch::<R, 2>(&strip, x, first, 0, &mut sums[..tile]);
+                } else {
+                    let scales = a.1.map(|a| [a]);
+                    let strip = Strip { codes: [a.0], scales, cols, group, unit_cols };
+                    rows_of_batch::<R, 1>(&strip, x, first, 0, &mut sums[..tile]);
                 }
-                segments.fill(block.map(|row| view.row_scales(row)), start, len);
-                for (b, sums) in sums[..tile].iter_mut().enumerate() {
-                    let x = x.row(first + b).from(start / GROUP);
-                    // SAFETY: passed on to the caller.
-                    *sums = unsafe { chunk::<R>(&codes, x, &segments, *sums) };
-                }
-            }
-            for (b, sums) in sums[..tile].iter().enumerate() {
-                for (sum, row) in sums.iter().zip(block) {
-                    // SAFETY: passed on to the caller.
-                    unsafe { out.put(first + b, row, *sum) };
-                }
+                put(&sums[..tile], first, row, rows.end, out);
             }
         }
+        row += if pair { 2 * PANEL_ROWS } else { PANEL_ROWS };
     }
 }
 
-/// The segments of one chunk of one block of rows, in ascending order.
-struct Segments {
-    columns_per_scale: usize,
-    list: [Segment; CHUNK / STEP],
-    len: usize,
-}
-
-/// The longest run of columns inside one activation group and one weight group.
-#[derive(Clone, Copy)]
-struct Segment {
-    /// Activation group, from the start of the chunk.
-    group: usize,
-    /// Columns inside that group.
-    columns: (usize, usize),
-    /// Weight scale of each row of the block.
-    scales: [f32; ROWS],
-}
-
-impl Segments {
-    #[inline(always)]
-    fn new(columns_per_scale: usize) -> Self {
-        let none = Segment { group: 0, columns: (0, 0), scales: [0.0; ROWS] };
-        Self { columns_per_scale, list: [none; CHUNK / STEP], len: 0 }
-    }
-
-    /// The segments of columns `start..start + len`, `start` being a multiple of [`CHUNK`].
-    #[inline(always)]
-    fn fill(&mut self, scales: [&[f32]; ROWS], start: usize, len: usize) {
-        let mut weight_group = start / self.columns_per_scale;
-        let mut weight_end = (weight_group + 1) * self.columns_per_scale - start;
-        let mut from = 0;
-        self.len = 0;
-        while from < len {
-            let group = from / GROUP;
-            let group_end = (group + 1) * GROUP;
-            // Columns beyond the last one count for nothing, so the last segment takes them in.
-            let to = if weight_end >= len { group_end } else { weight_end.min(group_end) };
-            self.list[self.len] = Segment {
-                group,
-                columns: (from % GROUP, (to - 1) % GROUP + 1),
-                scales: scales.map(|scales| scales[weight_group]),
-            };
-            self.len += 1;
-            from = to;
-            if to == weight_end {
-                weight_group += 1;
-                weight_end += self.columns_per_scale;
-            }
-        }
-    }
-}
-
-/// Adds the segments of one chunk to the sums of one batch row.
+/// As [`panels`] for row-major weights of an integer format; `rows` may be any.
 ///
 /// # Safety
-/// As the methods of [`Room`].
+/// As [`panels`].
 #[inline(always)]
-unsafe fn chunk<R: Room>(
-    codes: &[[i8; CHUNK]; ROWS],
-    x: QuantRow<'_>,
-    segments: &Segments,
-    mut sums: [f32; ROWS],
-) -> [f32; ROWS] {
-    let codes = codes.each_ref().map(|codes| codes.as_chunks::<GROUP>().0);
-    for segment in &segments.list[..segments.len] {
-        let g = segment.group;
-        let weights = codes.map(|codes| &codes[g]);
-        let whole = x.group(g);
-        if segment.columns == (0, GROUP) {
+pub(crate) unsafe fn rows<R: Room>(view: &MatrixView<'_>, rows: Range<usize>, x: &Activations, out: Out) {
+    let source = RowSource::new(view);
+    let mut chunks = [Chunk::new(), Chunk::new()];
+    let mut sums = [[[0f32; PANEL_ROWS]; 2]; BATCH];
+    let mut row = rows.start;
+    while row < rows.end {
+        let pair = R::PAIRS && x.batch() >= PAIR_FROM && row + PANEL_ROWS < rows.end;
+        for first in (0..x.batch()).step_by(BATCH) {
+            let tile = BATCH.min(x.batch() - first);
+            sums[..tile].fill([[0.0; PANEL_ROWS]; 2]);
+            for start in (0..view.cols()).step_by(CHUNK) {
+                let len = CHUNK.min(view.cols() - start);
+                let group = start / GROUP;
+                // SAFETY: passed on to the caller; the chunks hold what the strips ask for.
+                unsafe {
+                    chunks[0].fill::<R>(&source, row..rows.end, start, len);
+                    if pair {
+                        chunks[1].fill::<R>(&source, row + PANEL_ROWS..rows.end, start, len);
+                        let strip = Strip {
+                            codes: [chunks[0].codes(), chunks[1].codes()],
+                            scales: Some([chunks[0].scales(), chunks[1].scales()]),
+                            cols: len,
+                            group: chunks[0].group,
+                            unit_cols: chunks[0].unit_cols,
+                        };
+                        rows_of_batch::<R, 2>(&strip, x, first, group, &mut sums[..tile]);
+                    } else {
+                        let strip = Strip {
+                            codes: [chunks[0].codes()],
+                            scales: Some([chunks[0].scales()]),
+                            cols: len,
+                            group: chunks[0].group,
+                            unit_cols: chunks[0].unit_cols,
+                        };
+                        rows_of_batch::<R, 1>(&strip, x, first, group, &mut sums[..tile]);
+                    }
+                }
+            }
             // SAFETY: passed on to the caller.
-            sums = unsafe { R::quad(weights, whole, segment.scales, sums) };
-        } else {
-            // The activations of the other segments are hidden.
-            let (from, to) = segment.columns;
-            let mut codes = [0i8; GROUP];
-            let mut corrections = [0i32; GROUP / STEP];
-            codes[from..to].copy_from_slice(&whole.codes[from..to]);
-            let steps = from / STEP..to.div_ceil(STEP);
-            corrections[steps.clone()].copy_from_slice(&whole.corrections[steps]);
-            let part = QuantGroup { codes: &codes, corrections: &corrections, scale: whole.scale };
+            unsafe { put(&sums[..tile], first, row, rows.end, out) };
+        }
+        row += if pair { 2 * PANEL_ROWS } else { PANEL_ROWS };
+    }
+}
+
+/// Columns of one unit of an integer format once its codes are in panel order: int2 is
+/// widened to int8 first.
+#[inline(always)]
+pub(crate) fn unit_cols(format: Format) -> usize {
+    if matches!(format, Format::Int4Row | Format::Int4Group(_)) { 8 } else { 4 }
+}
+
+/// Stores sums of up to two panels that start at weight row `row`.
+///
+/// # Safety
+/// `out` has a place for rows `row..end` of these batch rows.
+#[inline(always)]
+unsafe fn put(sums: &[[Sums; 2]], first: usize, row: usize, end: usize, out: Out) {
+    for (b, sums) in sums.iter().enumerate() {
+        for (i, sum) in sums.as_flattened()[..(end - row).min(2 * PANEL_ROWS)].iter().enumerate() {
             // SAFETY: passed on to the caller.
-            sums = unsafe { R::quad(weights, part, segment.scales, sums) };
+            unsafe { out.put(first + b, row + i, *sum) };
         }
     }
-    sums
+}
+
+/// Adds one strip to the sums of batch rows `first..`; `group` is the strip's first
+/// activation group.
+///
+/// # Safety
+/// As the methods of [`Room`]; the strip's pointers cover its columns.
+#[inline(always)]
+unsafe fn rows_of_batch<R: Room, const P: usize>(
+    strip: &Strip<P>,
+    x: &Activations,
+    first: usize,
+    group: usize,
+    sums: &mut [[Sums; 2]],
+) {
+    let mut b = 0;
+    while b < sums.len() {
+        let left = sums.len() - b;
+        // SAFETY: passed on to the caller.
+        b += unsafe {
+            if left >= 8 && R::BATCH >= 8 {
+                some_rows::<R, P, 8>(strip, x, first + b, group, &mut sums[b..b + 8])
+            } else if left >= 4 {
+                some_rows::<R, P, 4>(strip, x, first + b, group, &mut sums[b..b + 4])
+            } else if left >= 2 {
+                some_rows::<R, P, 2>(strip, x, first + b, group, &mut sums[b..b + 2])
+            } else {
+                some_rows::<R, P, 1>(strip, x, first + b, group, &mut sums[b..b + 1])
+            }
+        };
+    }
+}
+
+/// `S` batch rows against one strip. Returns `S`.
+#[inline(always)]
+unsafe fn some_rows<R: Room, const P: usize, const S: usize>(
+    strip: &Strip<P>,
+    x: &Activations,
+    first: usize,
+    group: usize,
+    sums: &mut [[Sums; 2]],
+) -> usize {
+    let x = x.rows(first, S, group);
+    // SAFETY: passed on to the caller.
+    unsafe {
+        let mut acc = [[R::splat(0.0); S]; P];
+        for (p, acc) in acc.iter_mut().enumerate() {
+            for (s, acc) in acc.iter_mut().enumerate() {
+                *acc = R::load(&sums[s][p]);
+            }
+        }
+        if strip.unit_cols == 8 {
+            tile::<R, 8, P, S>(strip, x, &mut acc);
+        } else {
+            tile::<R, 4, P, S>(strip, x, &mut acc);
+        }
+        for (p, acc) in acc.iter().enumerate() {
+            for (s, acc) in acc.iter().enumerate() {
+                R::store(*acc, &mut sums[s][p]);
+            }
+        }
+    }
+    S
+}
+
+/// The segments of a strip, in ascending order, for `P` panels and `S` batch rows; a unit
+/// holds `U` columns.
+#[inline(always)]
+unsafe fn tile<R: Room, const U: usize, const P: usize, const S: usize>(
+    strip: &Strip<P>,
+    x: QuantRows,
+    acc: &mut [[R::Lanes; S]; P],
+) {
+    let mut codes = strip.codes;
+    let mut scales = strip.scales;
+    let mut from = 0;
+    while from < strip.cols {
+        let weight_end = (from + strip.group).min(strip.cols);
+        // SAFETY: the strip covers its columns, padded to sixteen, and their scales.
+        unsafe {
+            let behind = (weight_end - from).next_multiple_of(16) / U * PANEL_LINE;
+            let here = scales.unwrap_or_else(|| codes.map(|codes| codes.add(behind)));
+            let sw = here.map(|scales| R::load(&scales.cast::<Sums>().read_unaligned()));
+            while from < weight_end {
+                let (group, column) = (from / GROUP, from % GROUP);
+                let to = weight_end.min((group + 1) * GROUP);
+                let totals: [&GroupTotals; S] = std::array::from_fn(|s| &*x.totals.add(group * x.stride + s));
+                // Columns beyond the last one are padding: zero on both sides.
+                let units = (to - from).next_multiple_of(16) / U;
+                let dots = if to - from == GROUP {
+                    segment::<R, U, P, S>(codes, GROUP / U, x, group, 0, totals.map(|t| t.negated_sum))
+                } else {
+                    let parts = column / 16..(column + to - from).div_ceil(16);
+                    let sums = totals.map(|t| t.negated_parts[parts.clone()].iter().sum());
+                    segment::<R, U, P, S>(codes, units, x, group, column, sums)
+                };
+                for s in 0..S {
+                    let sx = R::splat(totals[s].scale);
+                    for p in 0..P {
+                        acc[p][s] = R::fma(R::from_ints(dots[p][s]), R::mul(sw[p], sx), acc[p][s]);
+                    }
+                }
+                codes = codes.map(|codes| codes.add(units * PANEL_LINE));
+                from = to;
+            }
+            match &mut scales {
+                Some(scales) => *scales = scales.map(|scales| scales.add(PANEL_LINE)),
+                None => codes = codes.map(|codes| codes.add(PANEL_LINE)),
+            }
+        }
+    }
+}
+
+/// The exact dots of one segment, which starts at `column` of activation group `group`.
+#[inline(always)]
+unsafe fn segment<R: Room, const U: usize, const P: usize, const S: usize>(
+    codes: [*const u8; P],
+    units: usize,
+    x: QuantRows,
+    group: usize,
+    column: usize,
+    negated_sums: [i32; S],
+) -> [[R::Ints; S]; P] {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        if U == 8 {
+            let x = x.split.add(group * x.stride).cast::<i8>().add(column / 2);
+            R::dot_int4(codes, units, x, negated_sums)
+        } else {
+            let x = x.codes.add(group * x.stride).cast::<i8>().add(column);
+            R::dot_int8(codes, units, x, negated_sums)
+        }
+    }
 }

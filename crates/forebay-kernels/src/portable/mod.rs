@@ -13,17 +13,19 @@ pub(crate) mod exp;
 pub(crate) mod int8;
 pub(crate) mod lanes;
 pub(crate) mod norm;
+pub(crate) mod pack;
 pub(crate) mod quantise;
 pub(crate) mod score;
 
 use crate::activations::GROUP;
+use forebay_core::panel::{PANEL_LINE, PANEL_ROWS};
 use lanes::{Bf16Bits, LANES};
 
 /// Columns that are decoded at a time. A multiple of the activation group and of
 /// every weight group size, so that no segment is ever cut in two.
 pub(crate) const CHUNK: usize = 768;
 
-/// What a room adds to the portable bodies: its registers, and exact integer dots.
+/// What a room adds to the portable bodies: its registers, exact integer dots, and transposition.
 ///
 /// # Safety of the methods
 /// The processor must have the instruction set of the room.
@@ -58,24 +60,47 @@ pub(crate) trait Room {
     /// Four codes a byte (value + 2, lowest bits first): `out.len() <= 4 * codes.len()`.
     unsafe fn unpack_int2(codes: &[u8], out: &mut [i8]);
 
-    /// One activation group against four weight rows:
-    /// `sums[n] = fma(f32(sum_k weights[n][k] x.codes[k]), x.scale * scales[n], sums[n])`.
-    unsafe fn quad(
-        weights: [&[i8; GROUP]; 4],
-        x: QuantGroup<'_>,
-        scales: [f32; 4],
-        sums: [f32; 4],
-    ) -> [f32; 4];
-}
+    /// Sixteen i32 lanes in registers.
+    type Ints: Copy;
 
-/// One group of quantised activations.
-#[derive(Clone, Copy)]
-pub(crate) struct QuantGroup<'a> {
-    /// All within -127..=127.
-    pub codes: &'a [i8; GROUP],
-    /// `-128 * sum of codes` of each sixteen columns, for rooms that shift weights to unsigned.
-    pub corrections: &'a [i32; 4],
-    pub scale: f32,
+    /// Whether there are registers for two panels at once.
+    const PAIRS: bool;
+
+    /// Batch rows that go together: at most 8.
+    const BATCH: usize;
+
+    /// Lane `i` as f32; exact for what segments add up to.
+    unsafe fn from_ints(ints: Self::Ints) -> Self::Lanes;
+
+    /// `a * b` in every lane.
+    unsafe fn mul(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
+
+    /// The exact dots of `units` units of int4 codes of each panel (eight columns of sixteen
+    /// rows, 64 bytes) with `S` rows of activations: lane `i` belongs to row `i` of the panel.
+    /// The even columns of the first row start at `x`, the odd ones 32 bytes further; the next
+    /// row lies [`GROUP`] bytes further.
+    /// `negated_sums` are the sums of the activations, negated. A segment has at most 64 columns.
+    unsafe fn dot_int4<const P: usize, const S: usize>(
+        codes: [*const u8; P],
+        units: usize,
+        x: *const i8,
+        negated_sums: [i32; S],
+    ) -> [[Self::Ints; S]; P];
+
+    /// The same for units of int8 codes (four columns of sixteen rows) and activations in the
+    /// order of the columns.
+    unsafe fn dot_int8<const P: usize, const S: usize>(
+        codes: [*const u8; P],
+        units: usize,
+        x: *const i8,
+        negated_sums: [i32; S],
+    ) -> [[Self::Ints; S]; P];
+
+    /// Asks for the cache line at this address, which need not exist.
+    fn prefetch(at: *const u8);
+
+    /// Word `i` (four bytes) of row `j` becomes word `j` of line `i`; each row has 64 bytes.
+    unsafe fn transpose(rows: [*const u8; PANEL_ROWS], out: &mut [u8; 16 * PANEL_LINE]);
 }
 
 /// Where a block of weight rows puts its results: `y[batch row][weight row - first]`.

@@ -36,3 +36,8 @@ pub(super) fn fma(a: Lanes, b: Lanes, c: Lanes) -> Lanes {
 pub(super) fn trees(sums: [Lanes; 4]) -> [f32; 4] {
     sums.map(tree)
 }
+
+#[inline(always)]
+pub(super) fn mul(a: Lanes, b: Lanes) -> Lanes {
+    std::array::from_fn(|i| a[i] * b[i])
+}

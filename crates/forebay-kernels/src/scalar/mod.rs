@@ -1,12 +1,11 @@
 //! The scalar room: no SIMD, the truth that every other room is compared with.
 
-mod dot_i8;
 mod lanes;
+mod panel;
 mod unpack;
 
-use crate::activations::GROUP;
+use crate::portable::Room;
 use crate::portable::lanes::{Bf16Bits, LANES};
-use crate::portable::{QuantGroup, Room};
 
 /// Plain Rust, any processor.
 pub(crate) struct Scalar;
@@ -56,12 +55,58 @@ impl Room for Scalar {
         unpack::int2(codes, out)
     }
 
+    type Ints = panel::Ints;
+    const PAIRS: bool = false;
+    const BATCH: usize = 4;
+
     #[inline(always)]
-    unsafe fn quad(w: [&[i8; GROUP]; 4], x: QuantGroup<'_>, scales: [f32; 4], sums: [f32; 4]) -> [f32; 4] {
-        dot_i8::quad(w, x, scales, sums)
+    unsafe fn from_ints(ints: Self::Ints) -> Self::Lanes {
+        ints.map(|i| i as f32)
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
+        lanes::mul(a, b)
+    }
+
+    #[inline(always)]
+    unsafe fn dot_int4<const P: usize, const S: usize>(
+        codes: [*const u8; P],
+        units: usize,
+        x: *const i8,
+        _negated_sums: [i32; S],
+    ) -> [[Self::Ints; S]; P] {
+        // SAFETY: passed on to the caller.
+        unsafe { panel::dot_int4(codes, units, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_int8<const P: usize, const S: usize>(
+        codes: [*const u8; P],
+        units: usize,
+        x: *const i8,
+        _negated_sums: [i32; S],
+    ) -> [[Self::Ints; S]; P] {
+        // SAFETY: passed on to the caller.
+        unsafe { panel::dot_int8(codes, units, x) }
+    }
+
+    #[inline(always)]
+    fn prefetch(_at: *const u8) {}
+
+    #[inline(always)]
+    unsafe fn transpose(
+        rows: [*const u8; forebay_core::panel::PANEL_ROWS],
+        out: &mut [u8; 16 * forebay_core::panel::PANEL_LINE],
+    ) {
+        // SAFETY: passed on to the caller.
+        unsafe { panel::transpose(rows, out) }
     }
 }
 
 crate::table::room_table!(Scalar);
 
 pub(crate) use unpack::{int2, int4};
+
+#[cfg(target_arch = "aarch64")]
+pub(crate) use panel::{Ints, dot_int4, dot_int8, transpose};

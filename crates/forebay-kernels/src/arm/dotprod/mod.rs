@@ -1,7 +1,7 @@
 //! The NEON room with the dot-product extension.
 
-mod dot_i8;
 mod lanes;
+mod panel;
 mod unpack;
 
 /// NEON and the dot-product extension.

@@ -71,3 +71,9 @@ pub(crate) fn trees(sums: [Lanes; 4]) -> [f32; 4] {
     unsafe { vst1q_f32(out.as_mut_ptr(), ones) }
     out
 }
+
+#[inline]
+#[target_feature(enable = "neon")]
+pub(crate) fn mul(a: Lanes, b: Lanes) -> Lanes {
+    [vmulq_f32(a[0], b[0]), vmulq_f32(a[1], b[1]), vmulq_f32(a[2], b[2]), vmulq_f32(a[3], b[3])]
+}

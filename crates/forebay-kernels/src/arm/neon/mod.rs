@@ -1,7 +1,7 @@
 //! The NEON room.
 
-mod dot_i8;
 pub(crate) mod lanes;
+pub(crate) mod panel;
 pub(crate) mod unpack;
 
 /// NEON.

@@ -66,3 +66,9 @@ pub(super) fn trees(sums: [Lanes; 4]) -> [f32; 4] {
     unsafe { _mm_storeu_ps(out.as_mut_ptr(), abcd) }
     out
 }
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(super) fn mul(a: Lanes, b: Lanes) -> Lanes {
+    [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])]
+}

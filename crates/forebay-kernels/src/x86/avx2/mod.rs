@@ -1,7 +1,7 @@
 //! The AVX2 room.
 
-mod dot_i8;
 mod lanes;
+mod panel;
 mod unpack;
 
 /// AVX2, FMA and F16C.

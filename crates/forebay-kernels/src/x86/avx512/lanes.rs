@@ -59,3 +59,9 @@ pub(super) fn trees([a, b, c, d]: [Lanes; 4]) -> [f32; 4] {
     unsafe { _mm_storeu_ps(out.as_mut_ptr(), _mm512_castps512_ps128(firsts)) }
     out
 }
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn mul(a: Lanes, b: Lanes) -> Lanes {
+    _mm512_mul_ps(a, b)
+}

@@ -1,7 +1,7 @@
 //! The AVX-512 room, with VNNI.
 
-mod dot_i8;
 mod lanes;
+mod panel;
 mod unpack;
 
 /// AVX-512 F, BW, VL and VNNI.
