@@ -65,7 +65,7 @@ fn main() -> ExitCode {
     let mut cells = Vec::new();
     for shape in &args.shapes {
         eprintln!("{shape}: quantising");
-        let values = data::normal(shape.rows * shape.cols, 1);
+        let values = data::normal(data::ROWS * shape.cols, 1);
         let weights = Weights::new(&args, *shape, &values);
         large_pages = data::large_pages();
         for threads in &args.threads {
@@ -165,8 +165,10 @@ impl Weights {
 /// Runs the contender until it is warm; returns how many products make a sample.
 fn warm_up(contender: &mut dyn Contender, least: Duration) -> usize {
     contender.prepare(1);
-    sample(contender);
-    let one = sample(contender).max(1e-6);
+    let mut one = sample(contender);
+    if one < least.as_secs_f64() {
+        one = sample(contender).max(1e-6);
+    }
     let products = ((least.as_secs_f64() / one).ceil() as usize).clamp(1, 1 << 14);
     contender.prepare(products);
     products
