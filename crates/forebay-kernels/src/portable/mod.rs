@@ -14,6 +14,7 @@ pub(crate) mod int8;
 pub(crate) mod lanes;
 pub(crate) mod norm;
 pub(crate) mod quantise;
+pub(crate) mod registers;
 pub(crate) mod score;
 
 use crate::activations::GROUP;
