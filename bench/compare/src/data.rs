@@ -93,6 +93,38 @@ pub fn large_pages() -> Option<f64> {
     Some(kilobytes("AnonHugePages:")? / kilobytes("Rss:")?)
 }
 
+/// Processor time so far, in clock ticks: of everybody and of this process.
+#[derive(Clone, Copy, Debug)]
+pub struct Ticks {
+    all: f64,
+    busy: f64,
+    own: f64,
+}
+
+impl Ticks {
+    /// The counts now, if the system tells.
+    pub fn now() -> Option<Self> {
+        let numbers = |text: &str| -> Vec<f64> { text.split_whitespace().flat_map(str::parse).collect() };
+        let system = std::fs::read_to_string("/proc/stat").ok()?;
+        // user, nice, system, idle, iowait, irq, softirq, steal; guests are in the first two.
+        let system = numbers(system.lines().next()?.strip_prefix("cpu")?);
+        let system = system.get(..8)?;
+        let idle = system[3] + system[4];
+        // After the name, which may hold spaces: utime and stime are the fields 14 and 15.
+        let process = std::fs::read_to_string("/proc/self/stat").ok()?;
+        let fields: Vec<&str> = process.rsplit_once(')')?.1.split_whitespace().collect();
+        let own = fields.get(11)?.parse::<f64>().ok()? + fields.get(12)?.parse::<f64>().ok()?;
+        let all: f64 = system.iter().sum();
+        Some(Self { all, busy: all - idle, own })
+    }
+
+    /// Share of the machine's processor time since `before` that others had.
+    pub fn others_since(self, before: Self) -> f64 {
+        let others = (self.busy - before.busy) - (self.own - before.own);
+        (others / (self.all - before.all).max(1.0)).max(0.0)
+    }
+}
+
 /// The processor's name, if the system tells.
 pub fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

@@ -17,6 +17,9 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+/// A share of the processors' time that disturbs a measurement when others have it.
+const BUSY: f64 = 0.05;
+
 /// Compares Forebay's CPU matrix kernels with ggml's.
 #[derive(Debug, Parser)]
 struct Args {
@@ -136,6 +139,7 @@ impl Weights {
 
         let least = Duration::from_millis(args.sample_ms);
         let products: Vec<usize> = contenders.iter_mut().map(|one| warm_up(one.as_mut(), least)).collect();
+        let before = data::Ticks::now();
         let mut samples = vec![Vec::new(); contenders.len()];
         for round in 0..args.rounds {
             // Everyone goes first, in the middle and last equally often.
@@ -143,6 +147,11 @@ impl Weights {
                 let index = (round + turn) % contenders.len();
                 samples[index].push(sample(contenders[index].as_mut()));
             }
+        }
+
+        let others = before.zip(data::Ticks::now()).map(|(before, now)| now.others_since(before));
+        if let Some(share) = others.filter(|share| *share > BUSY) {
+            eprintln!("other programs had {:.0} % of the processors: measure this again", share * 100.0);
         }
 
         let exact = data::Exact::new(self.shape, values, &x);
@@ -158,7 +167,7 @@ impl Weights {
                 error: exact.error(&one.results()),
             }
         });
-        Ok(Cell::new(self.shape.to_string(), threads, batch, entries.collect()))
+        Ok(Cell::new(self.shape.to_string(), threads, batch, others, entries.collect()))
     }
 }
 
