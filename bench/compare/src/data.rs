@@ -3,8 +3,10 @@
 use crate::contender::Shape;
 use std::io;
 
-/// Weight rows and activation rows whose results are compared with exact ones.
-const ROWS: usize = 256;
+/// Different rows of a weight matrix; they repeat, so that quantising them does not take longer
+/// than measuring. No kernel notices.
+pub const ROWS: usize = 256;
+/// Activation rows whose results are compared with exact ones.
 const BATCH: usize = 4;
 
 /// `len` independent numbers, roughly normal with deviation 1, always the same for one seed.
@@ -27,38 +29,34 @@ pub fn normal(len: usize, seed: u64) -> Vec<f32> {
         .collect()
 }
 
-/// Products of the unquantised numbers, for some rows of the result.
+/// Products of the unquantised numbers, for the first rows of the batch.
 #[derive(Debug)]
 pub struct Exact {
     rows: usize,
-    /// `[min(batch, BATCH), ROWS]`, the weight rows spread evenly over the matrix.
+    /// `[min(batch, BATCH), ROWS]`
     values: Vec<f64>,
 }
 
 impl Exact {
-    /// `weights` is `[rows, cols]`, `x` is `[batch, cols]`.
+    /// `weights` is `[ROWS, cols]`, repeated in the matrix; `x` is `[batch, cols]`.
     pub fn new(shape: Shape, weights: &[f32], x: &[f32]) -> Self {
-        let Shape { rows, cols } = shape;
-        let step = rows / ROWS;
         let mut values = Vec::new();
-        for x in x.chunks_exact(cols).take(BATCH) {
-            for row in (0..ROWS).map(|i| i * step) {
-                let w = &weights[row * cols..(row + 1) * cols];
+        for x in x.chunks_exact(shape.cols).take(BATCH) {
+            for w in weights.chunks_exact(shape.cols) {
                 values.push(w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum());
             }
         }
-        Self { rows, values }
+        Self { rows: shape.rows, values }
     }
 
-    /// Length of the difference over length of the exact result.
+    /// Length of the difference of `results`, `[batch, rows]`, over length of the exact ones.
     pub fn error(&self, results: &[f32]) -> f64 {
-        let step = self.rows / ROWS;
-        let found =
-            results.chunks_exact(self.rows).take(BATCH).flat_map(|y| (0..ROWS).map(move |i| y[i * step]));
         let (mut difference, mut length) = (0.0, 0.0);
-        for (exact, found) in self.values.iter().zip(found) {
-            difference += (exact - f64::from(found)).powi(2);
-            length += exact.powi(2);
+        for (exact, found) in self.values.chunks_exact(ROWS).zip(results.chunks_exact(self.rows)) {
+            for (exact, found) in exact.iter().cycle().zip(found) {
+                difference += (exact - f64::from(*found)).powi(2);
+                length += exact.powi(2);
+            }
         }
         (difference / length).sqrt()
     }
@@ -95,6 +93,38 @@ pub fn large_pages() -> Option<f64> {
     Some(kilobytes("AnonHugePages:")? / kilobytes("Rss:")?)
 }
 
+/// Processor time so far, in clock ticks: of everybody and of this process.
+#[derive(Clone, Copy, Debug)]
+pub struct Ticks {
+    all: f64,
+    busy: f64,
+    own: f64,
+}
+
+impl Ticks {
+    /// The counts now, if the system tells.
+    pub fn now() -> Option<Self> {
+        let numbers = |text: &str| -> Vec<f64> { text.split_whitespace().flat_map(str::parse).collect() };
+        let system = std::fs::read_to_string("/proc/stat").ok()?;
+        // user, nice, system, idle, iowait, irq, softirq, steal; guests are in the first two.
+        let system = numbers(system.lines().next()?.strip_prefix("cpu")?);
+        let system = system.get(..8)?;
+        let idle = system[3] + system[4];
+        // After the name, which may hold spaces: utime and stime are the fields 14 and 15.
+        let process = std::fs::read_to_string("/proc/self/stat").ok()?;
+        let fields: Vec<&str> = process.rsplit_once(')')?.1.split_whitespace().collect();
+        let own = fields.get(11)?.parse::<f64>().ok()? + fields.get(12)?.parse::<f64>().ok()?;
+        let all: f64 = system.iter().sum();
+        Some(Self { all, busy: all - idle, own })
+    }
+
+    /// Share of the machine's processor time since `before` that others had.
+    pub fn others_since(self, before: Self) -> f64 {
+        let others = (self.busy - before.busy) - (self.own - before.own);
+        (others / (self.all - before.all).max(1.0)).max(0.0)
+    }
+}
+
 /// The processor's name, if the system tells.
 pub fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -125,11 +155,12 @@ mod tests {
     #[test]
     fn errors_are_relative() {
         let shape = Shape { rows: 512, cols: 256 };
-        let (weights, x) = (normal(512 * 256, 1), normal(5 * 256, 2));
+        let (weights, x) = (normal(ROWS * 256, 1), normal(5 * 256, 2));
         let exact = Exact::new(shape, &weights, &x);
         let mut y = Vec::new();
         for x in x.chunks_exact(256) {
-            y.extend(weights.chunks_exact(256).map(|w| w.iter().zip(x).map(|(w, x)| w * x).sum::<f32>()));
+            let rows = weights.chunks_exact(256).cycle().take(512);
+            y.extend(rows.map(|w| w.iter().zip(x).map(|(w, x)| w * x).sum::<f32>()));
         }
         assert!(exact.error(&y) < 1e-5);
         for value in &mut y {

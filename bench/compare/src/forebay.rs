@@ -58,10 +58,14 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Quantises `values` and lays out enough copies to fill `total_bytes`.
+    /// Quantises `values`, repeats these rows until the matrix is full, and lays out enough
+    /// matrices to fill `total_bytes`.
     pub fn new(kind: Kind, shape: Shape, values: &[f32], total_bytes: usize) -> Self {
-        let encoded =
-            encode(kind.format, shape.rows, shape.cols, values).expect("an integer format can be written");
+        let distinct = values.len() / shape.cols;
+        let rows =
+            encode(kind.format, distinct, shape.cols, values).expect("an integer format can be written");
+        let times = shape.rows / distinct;
+        let encoded = Encoded { codes: rows.codes.repeat(times), scales: rows.scales.repeat(times) };
         let bytes = encoded.codes.len() + size_of_val(encoded.scales.as_slice());
         let copies = total_bytes.div_ceil(bytes);
         let matrices = (0..copies)

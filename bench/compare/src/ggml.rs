@@ -182,14 +182,15 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Quantises `values` and lays out enough copies to fill `total_bytes`; `None` if ggml has
-    /// no such kernels for this machine.
+    /// Quantises `values`, repeats these rows until the matrix is full, and lays out enough
+    /// matrices to fill `total_bytes`; `None` if ggml has no such kernels for this machine.
     pub fn new(kind: Kind, shape: Shape, values: &[f32], total_bytes: usize) -> Option<Self> {
         let Shape { rows, cols } = shape;
-        assert_eq!(values.len(), rows * cols, "one value per weight");
+        let distinct = values.len() / cols;
+        assert_eq!(values.len(), distinct * cols, "whole rows of weights");
         // SAFETY: a query.
-        let bytes = unsafe { sys::ggml_row_size(kind.code, cols as i64) } * rows;
-        let mut codes = vec![0u8; bytes];
+        let row_bytes = unsafe { sys::ggml_row_size(kind.code, cols as i64) };
+        let mut codes = vec![0u8; row_bytes * distinct];
         // SAFETY: `codes` has exactly the bytes that this many rows take.
         let written = unsafe {
             sys::ggml_quantize_chunk(
@@ -197,12 +198,15 @@ impl Weights {
                 values.as_ptr(),
                 codes.as_mut_ptr().cast::<c_void>(),
                 0,
-                rows as i64,
+                distinct as i64,
                 cols as i64,
                 ptr::null(),
             )
         };
-        assert_eq!(written, bytes, "ggml fills the codes");
+        assert_eq!(written, codes.len(), "ggml fills the codes");
+        let codes = codes.repeat(rows / distinct);
+        let bytes = codes.len();
+        assert_eq!(bytes, row_bytes * rows, "the rows fill the matrix");
 
         let buffer_type = if kind.repacked {
             repack_buffer_type()?

@@ -17,6 +17,9 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+/// A share of the processors' time that disturbs a measurement when others have it.
+const BUSY: f64 = 0.05;
+
 /// Compares Forebay's CPU matrix kernels with ggml's.
 #[derive(Debug, Parser)]
 struct Args {
@@ -65,7 +68,7 @@ fn main() -> ExitCode {
     let mut cells = Vec::new();
     for shape in &args.shapes {
         eprintln!("{shape}: quantising");
-        let values = data::normal(shape.rows * shape.cols, 1);
+        let values = data::normal(data::ROWS * shape.cols, 1);
         let weights = Weights::new(&args, *shape, &values);
         large_pages = data::large_pages();
         for threads in &args.threads {
@@ -136,6 +139,7 @@ impl Weights {
 
         let least = Duration::from_millis(args.sample_ms);
         let products: Vec<usize> = contenders.iter_mut().map(|one| warm_up(one.as_mut(), least)).collect();
+        let before = data::Ticks::now();
         let mut samples = vec![Vec::new(); contenders.len()];
         for round in 0..args.rounds {
             // Everyone goes first, in the middle and last equally often.
@@ -143,6 +147,11 @@ impl Weights {
                 let index = (round + turn) % contenders.len();
                 samples[index].push(sample(contenders[index].as_mut()));
             }
+        }
+
+        let others = before.zip(data::Ticks::now()).map(|(before, now)| now.others_since(before));
+        if let Some(share) = others.filter(|share| *share > BUSY) {
+            eprintln!("other programs had {:.0} % of the processors: measure this again", share * 100.0);
         }
 
         let exact = data::Exact::new(self.shape, values, &x);
@@ -158,15 +167,17 @@ impl Weights {
                 error: exact.error(&one.results()),
             }
         });
-        Ok(Cell::new(self.shape.to_string(), threads, batch, entries.collect()))
+        Ok(Cell::new(self.shape.to_string(), threads, batch, others, entries.collect()))
     }
 }
 
 /// Runs the contender until it is warm; returns how many products make a sample.
 fn warm_up(contender: &mut dyn Contender, least: Duration) -> usize {
     contender.prepare(1);
-    sample(contender);
-    let one = sample(contender).max(1e-6);
+    let mut one = sample(contender);
+    if one < least.as_secs_f64() {
+        one = sample(contender).max(1e-6);
+    }
     let products = ((least.as_secs_f64() / one).ceil() as usize).clamp(1, 1 << 14);
     contender.prepare(products);
     products

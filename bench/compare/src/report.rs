@@ -26,6 +26,8 @@ pub struct Cell {
     pub shape: String,
     pub threads: usize,
     pub batch: usize,
+    /// Share of the machine's processor time that other programs had meanwhile.
+    pub others: Option<f64>,
     pub entries: Vec<Entry>,
     /// Fastest Forebay layout over fastest ggml kind, by bits of a weight.
     pub ratios: Vec<Ratio>,
@@ -55,7 +57,13 @@ pub struct Ratio {
 
 impl Cell {
     /// A cell with its ratios.
-    pub fn new(shape: String, threads: usize, batch: usize, entries: Vec<Entry>) -> Self {
+    pub fn new(
+        shape: String,
+        threads: usize,
+        batch: usize,
+        others: Option<f64>,
+        entries: Vec<Entry>,
+    ) -> Self {
         let best = |engine: &str, bits: u8| {
             let speeds = entries.iter().filter(|e| e.bits == bits && e.name.starts_with(engine));
             speeds.map(|e| e.gmacs).max_by(f64::total_cmp)
@@ -64,7 +72,7 @@ impl Cell {
             .into_iter()
             .filter_map(|bits| Some(Ratio { bits, ratio: best("forebay", bits)? / best("ggml", bits)? }))
             .collect();
-        Self { shape, threads, batch, entries, ratios }
+        Self { shape, threads, batch, others, entries, ratios }
     }
 }
 
@@ -148,7 +156,7 @@ mod tests {
             entry("forebay d", 4, 6.0),
             entry("ggml e", 8, 1.0),
         ];
-        let ratios = Cell::new("512x256".to_owned(), 1, 1, entries).ratios;
+        let ratios = Cell::new("512x256".to_owned(), 1, 1, None, entries).ratios;
         assert_eq!(ratios.iter().map(|r| (r.bits, r.ratio)).collect::<Vec<_>>(), [(4, 1.5)]);
     }
 }

@@ -1,7 +1,9 @@
 //! Absorbed MLA attention over cached latents.
 
 use crate::Kernels;
+use crate::portable::attend::{BLOCK_ROWS, Layout, Run};
 use crate::portable::lanes::Bf16Bits;
+use crate::portable::registers::Line;
 use std::ops::Range;
 
 /// Absolute positions per softmax tile: tile `i` holds positions `64 i .. 64 i + 63`.
@@ -44,9 +46,11 @@ pub struct KeyCache<'a> {
 /// The positions a row attends to.
 #[derive(Clone, Debug)]
 pub enum Attended<'a> {
-    /// All positions of a range (the row's own position is the last: `start..pos + 1`).
+    /// All positions of a range (the row's own position is the last: `start..pos + 1`). Of several
+    /// query rows it is the range of the first; each further row attends to one position more.
     Range(Range<usize>),
-    /// These positions, strictly ascending. A list of a whole range gives the same bits.
+    /// These positions, strictly ascending, for a single query row. A list of a whole range
+    /// gives the same bits.
     List(&'a [u32]),
 }
 
@@ -63,20 +67,85 @@ pub struct Attention<'a> {
     pub scale: f32,
 }
 
-/// Work space of [`attend`], reused from call to call.
-#[derive(Clone, Debug, Default)]
-pub struct AttendScratch {
-    max: Vec<f32>,
-    sum: Vec<f32>,
+/// Where the vectors of several rows and heads lie: that of head `h` of row `r` starts at
+/// `values[r * row + h * head]`.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadRows<'a> {
+    /// The numbers.
+    pub values: &'a [f32],
+    /// Numbers from one row to the next.
+    pub row: usize,
+    /// Numbers from one head to the next.
+    pub head: usize,
 }
 
-/// [`Attention`] with its widths worked out.
-pub(crate) struct Heads<'a> {
-    pub latent: &'a [f32],
-    pub rope: &'a [f32],
+impl<'a> HeadRows<'a> {
+    /// The vector of `dim` numbers of one row and head.
+    ///
+    /// # Panics
+    /// If it does not lie inside.
+    pub fn get(&self, row: usize, head: usize, dim: usize) -> &'a [f32] {
+        &self.values[row * self.row + head * self.head..][..dim]
+    }
+}
+
+/// Neighbouring query rows with all, or some, of their heads.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionRows<'a> {
+    /// Absorbed queries.
+    pub latent_queries: HeadRows<'a>,
+    /// Rotated queries.
+    pub rope_queries: HeadRows<'a>,
+    /// Number of rows.
+    pub rows: usize,
+    /// Number of heads.
+    pub heads: usize,
+    /// Width of a latent.
     pub latent_dim: usize,
+    /// Width of a rope key.
     pub rope_dim: usize,
+    /// What scores are multiplied by.
     pub scale: f32,
+}
+
+/// Work space of [`attend`] and [`attend_rows`], reused from call to call.
+#[derive(Clone, Debug, Default)]
+pub struct AttendScratch {
+    /// One row per query row and head.
+    pub(crate) queries: Vec<Line>,
+    /// The keys of a block.
+    pub(crate) tile: Vec<Line>,
+    /// Scores, then softmax weights, of one query row: `[heads][BLOCK_ROWS]`.
+    pub(crate) scores: Vec<f32>,
+    /// Per query row and head: the largest score so far.
+    pub(crate) max: Vec<f32>,
+    /// Per query row and head: the sum of the weights so far.
+    pub(crate) sum: Vec<f32>,
+    /// Per query row and head: the weighted latents so far.
+    pub(crate) values: Vec<Line>,
+    pub(crate) runs: Vec<Run>,
+}
+
+impl AttendScratch {
+    /// Makes room for that many query rows times heads, and starts their state.
+    pub(crate) fn begin(&mut self, pairs: usize, layout: Layout) {
+        self.queries.resize(pairs * layout.stride, Line::ZERO);
+        self.tile.resize(BLOCK_ROWS * layout.stride, Line::ZERO);
+        self.scores.resize(pairs * BLOCK_ROWS, 0.0);
+        self.max.clear();
+        self.max.resize(pairs, f32::NEG_INFINITY);
+        self.sum.clear();
+        self.sum.resize(pairs, 0.0);
+        self.values.clear();
+        self.values.resize(pairs * layout.latent_lines, Line::ZERO);
+    }
+
+    /// Four-byte values that it holds after calls with up to `pairs` query rows times heads.
+    pub fn planned_values(pairs: usize, latent_dim: usize, rope_dim: usize) -> usize {
+        let layout = Layout::new(latent_dim, rope_dim);
+        let lines = (pairs + BLOCK_ROWS) * layout.stride + pairs * layout.latent_lines;
+        16 * lines + pairs * (BLOCK_ROWS + 2)
+    }
 }
 
 /// Softmax attention in the latent space, for every head of one query row:
@@ -103,41 +172,57 @@ pub fn attend(
         return;
     }
     let (latent_dim, rope_dim) = (out.len() / heads, query.rope_queries.len() / heads);
-    assert!(latent_dim > 0 && out.len() == heads * latent_dim, "the output must be whole heads");
+    assert!(out.len() == heads * latent_dim, "the output must be whole heads");
     assert_eq!(query.latent_queries.len(), out.len(), "queries and output must have one shape");
     assert_eq!(query.rope_queries.len(), heads * rope_dim, "rope queries must be whole heads");
+    let query = AttentionRows {
+        latent_queries: HeadRows { values: query.latent_queries, row: 0, head: latent_dim },
+        rope_queries: HeadRows { values: query.rope_queries, row: 0, head: rope_dim },
+        rows: 1,
+        heads,
+        latent_dim,
+        rope_dim,
+        scale: query.scale,
+    };
+    attend_rows(kernels, &query, keys, attended, scratch, out);
+}
+
+/// As [`attend`] for neighbouring query rows, which share the reading of the cache:
+/// `out` is `[rows, heads, latent width]`. The same bits as a call per row.
+///
+/// # Panics
+/// As [`attend`], and if a list comes with more than one row.
+pub fn attend_rows(
+    kernels: Kernels,
+    query: &AttentionRows<'_>,
+    keys: KeyCache<'_>,
+    attended: Attended<'_>,
+    scratch: &mut AttendScratch,
+    out: &mut [f32],
+) {
+    let AttentionRows { rows, heads, latent_dim, rope_dim, .. } = *query;
+    assert_eq!(out.len(), rows * heads * latent_dim, "one output per row, head and latent column");
+    if rows == 0 || heads == 0 {
+        return;
+    }
+    assert!(latent_dim > 0, "a latent has at least one element");
     let end = match &attended {
-        Attended::Range(range) => range.end,
+        Attended::Range(range) => range.end.checked_add(rows - 1).expect("positions are small numbers"),
         Attended::List(list) => {
+            assert_eq!(rows, 1, "a list of positions belongs to one row");
             assert!(list.is_sorted_by(|a, b| a < b), "attended positions must be strictly ascending");
             list.last().map_or(0, |t| *t as usize + 1)
         }
     };
     assert!(end.saturating_mul(latent_dim) <= keys.latents.len(), "position beyond the latent cache");
     assert!(end.saturating_mul(rope_dim) <= keys.rope_keys.len(), "position beyond the rope-key cache");
-    scratch.max.resize(heads, 0.0);
-    scratch.sum.resize(heads, 0.0);
-    let shape = Heads {
-        latent: query.latent_queries,
-        rope: query.rope_queries,
-        latent_dim,
-        rope_dim,
-        scale: query.scale,
-    };
-    let table = kernels.table();
-    let (max, sum) = (&mut scratch.max, &mut scratch.sum);
-    match (keys.latents, keys.rope_keys) {
-        // SAFETY: the processor has the instruction set (see `Kernels::table`).
-        (KeyRows::F32(latents), KeyRows::F32(rope_keys)) => unsafe {
-            (table.attend_f32)(&shape, latents, rope_keys, attended, max, sum, out)
-        },
-        (KeyRows::Bf16(latents), KeyRows::Bf16(rope_keys)) => {
-            let (latents, rope_keys) = (bf16(latents), bf16(rope_keys));
-            // SAFETY: as above.
-            unsafe { (table.attend_bf16)(&shape, latents, rope_keys, attended, max, sum, out) }
-        }
-        _ => panic!("latents and rope keys must have one number type"),
-    }
+    let one_type = matches!(
+        (keys.latents, keys.rope_keys),
+        (KeyRows::F32(_), KeyRows::F32(_)) | (KeyRows::Bf16(_), KeyRows::Bf16(_))
+    );
+    assert!(one_type, "latents and rope keys must have one number type");
+    // SAFETY: the processor has the instruction set (see `Kernels::table`).
+    unsafe { (kernels.table().attend)(query, keys, attended, scratch, out) }
 }
 
 /// The same bits under their name.

@@ -33,7 +33,9 @@ mod arm;
 mod x86;
 
 pub use activations::{Activations, GROUP};
-pub use attention::{AttendScratch, Attended, Attention, KeyCache, KeyRows, TILE, attend};
+pub use attention::{
+    AttendScratch, Attended, Attention, AttentionRows, HeadRows, KeyCache, KeyRows, TILE, attend, attend_rows,
+};
 pub use indexer::{SelectScratch, indexer_scores, select_top_k};
 pub use isa::{Isa, IsaUnavailable, ParseIsaError};
 pub use kernels::Kernels;

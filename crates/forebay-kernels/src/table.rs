@@ -3,7 +3,7 @@
 
 use crate::Activations;
 use crate::activations::{GROUP, GroupTotals};
-use crate::attention::{Attended, Heads};
+use crate::attention::{AttendScratch, Attended, AttentionRows, KeyCache};
 use crate::portable::Out;
 use crate::portable::lanes::Bf16Bits;
 use forebay_core::panel::PanelView;
@@ -27,8 +27,7 @@ pub(crate) struct Table {
     pub exp_all: unsafe fn(&mut [f32]),
     pub sigmoid_all: unsafe fn(&mut [f32]),
     pub swiglu: unsafe fn(&[f32], &[f32], &mut [f32]),
-    pub attend_f32: AttendFn<f32>,
-    pub attend_bf16: AttendFn<Bf16Bits>,
+    pub attend: AttendFn,
     pub scores_f32: ScoresFn<f32>,
     pub scores_bf16: ScoresFn<Bf16Bits>,
 }
@@ -38,9 +37,9 @@ pub(crate) type QuantiseFn =
     unsafe fn(&[f32], usize, &mut [[i8; GROUP]], &mut [[i8; GROUP]], &mut [GroupTotals]);
 /// Values, weight, bias, eps, output.
 pub(crate) type LayerNormFn = unsafe fn(&[f32], &[f32], &[f32], f32, &mut [f32]);
-/// Heads, latents, rope keys, attended positions, max and sum per head, output.
-pub(crate) type AttendFn<E> =
-    unsafe fn(&Heads<'_>, &[E], &[E], Attended<'_>, &mut [f32], &mut [f32], &mut [f32]);
+/// Queries, keys, attended positions, work space, output.
+pub(crate) type AttendFn =
+    unsafe fn(&AttentionRows<'_>, KeyCache<'_>, Attended<'_>, &mut AttendScratch, &mut [f32]);
 /// Queries, head weights, keys, key width, output.
 pub(crate) type ScoresFn<E> = unsafe fn(&[f32], &[f32], &[E], usize, &mut [f32]);
 
@@ -51,7 +50,7 @@ macro_rules! room_table {
             use super::*;
             use crate::Activations;
             use crate::activations::{GROUP, GroupTotals};
-            use crate::attention::{Attended, Heads};
+            use crate::attention::{AttendScratch, Attended, AttentionRows, KeyCache};
             use crate::portable::lanes::{self, Bf16Bits};
             use crate::portable::{Out, attend, exact, exp, int8, norm, quantise, score};
             use forebay_core::panel::PanelView;
@@ -123,30 +122,15 @@ macro_rules! room_table {
                 exp::swiglu(gate, up, out)
             }
             $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn attend_f32(
-                heads: &Heads<'_>,
-                latents: &[f32],
-                rope_keys: &[f32],
+            pub(super) unsafe fn attend(
+                query: &AttentionRows<'_>,
+                keys: KeyCache<'_>,
                 attended: Attended<'_>,
-                max: &mut [f32],
-                sum: &mut [f32],
+                scratch: &mut AttendScratch,
                 out: &mut [f32],
             ) {
                 // SAFETY: the rules of the table are those of the body.
-                unsafe { attend::attend::<$room, _>(heads, latents, rope_keys, attended, max, sum, out) }
-            }
-            $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn attend_bf16(
-                heads: &Heads<'_>,
-                latents: &[Bf16Bits],
-                rope_keys: &[Bf16Bits],
-                attended: Attended<'_>,
-                max: &mut [f32],
-                sum: &mut [f32],
-                out: &mut [f32],
-            ) {
-                // SAFETY: the rules of the table are those of the body.
-                unsafe { attend::attend::<$room, _>(heads, latents, rope_keys, attended, max, sum, out) }
+                unsafe { attend::attend::<$room>(query, keys, attended, scratch, out) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn scores_f32(q: &[f32], w: &[f32], keys: &[f32], dim: usize, out: &mut [f32]) {
@@ -181,8 +165,7 @@ macro_rules! room_table {
             exp_all: entries::exp_all,
             sigmoid_all: entries::sigmoid_all,
             swiglu: entries::swiglu,
-            attend_f32: entries::attend_f32,
-            attend_bf16: entries::attend_bf16,
+            attend: entries::attend,
             scores_f32: entries::scores_f32,
             scores_bf16: entries::scores_bf16,
         };

@@ -81,6 +81,8 @@ pub enum Verb {
     /// each scored from scratch. A text may have up to 16 MiB: it is encoded in one piece, which takes memory
     /// beside that of --memory.
     Score(ScoreArgs),
+    /// Say what this machine has, what Forebay would use of it, and what costs speed
+    Doctor(DoctorArgs),
 }
 
 /// `forebay run`.
@@ -168,6 +170,14 @@ pub struct ScoreArgs {
     /// How to run the model.
     #[command(flatten)]
     pub engine: EngineArgs,
+}
+
+/// `forebay doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// How to answer.

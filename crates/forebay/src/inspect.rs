@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use forebay_core::{ByteSize, Format};
 use forebay_engine::{BudgetFrom, EngineOptions, Inspection, Plan, inspect};
+use forebay_kernels::Isa;
 use forebay_model::families::roles::Role;
 use forebay_model::spec::FfnKind;
 use forebay_model::{Capability, Snapshot};
@@ -23,11 +24,12 @@ pub fn run(args: &InspectArgs) -> Result<(), Failure> {
     let asked = args.dir.as_deref().or(args.engine.model.as_deref());
     let dir = settings::model_dir(asked)?;
     let options = args.engine.options();
+    let isa = settings::kernels(options.isa)?.isa();
     let found = inspect(&dir, &options)?;
     let mut out = Output::new();
     match args.json {
-        true => out.json(&report_json(&found))?,
-        false => out.write(&report(&found, &options))?,
+        true => out.json(&report_json(&found, isa))?,
+        false => out.write(&report(&found, &options, isa))?,
     }
     // The description is complete either way; the status says whether it would run.
     found.plan.map(drop).map_err(Failure::from)
@@ -84,7 +86,7 @@ impl Text {
     }
 }
 
-fn report(found: &Inspection, options: &EngineOptions) -> String {
+fn report(found: &Inspection, options: &EngineOptions, isa: Isa) -> String {
     let snapshot = &found.snapshot;
     let spec = &snapshot.spec;
     let (attention, moe) = (&spec.attention, &spec.moe);
@@ -128,6 +130,7 @@ fn report(found: &Inspection, options: &EngineOptions) -> String {
     let stops: Vec<String> = snapshot.stop_ids.iter().map(u32::to_string).collect();
     text.row("stop ids", if stops.is_empty() { "none in the config".to_owned() } else { stops.join(", ") });
     format_rows(&mut text, snapshot, options.quantise);
+    text.row("instruction set", isa);
     memory_rows(&mut text, found);
     for note in &snapshot.notes {
         text.row("note", note);
@@ -200,7 +203,7 @@ fn slots(plan: &Plan) -> String {
     }
 }
 
-fn report_json(found: &Inspection) -> Value {
+fn report_json(found: &Inspection, isa: Isa) -> Value {
     let snapshot = &found.snapshot;
     let spec = &snapshot.spec;
     let attention = &spec.attention;
@@ -238,6 +241,7 @@ fn report_json(found: &Inspection) -> Value {
         "stop_ids": snapshot.stop_ids,
         "formats": formats_json(&snapshot.formats()),
         "loaded_formats": snapshot.options.quantise.map(|to| formats_json(&loaded_formats(snapshot, to))),
+        "cpu_features": isa.name(),
         "memory": {
             "total": found.memory.total,
             "available": found.memory.available,

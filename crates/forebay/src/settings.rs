@@ -1,4 +1,4 @@
-//! What the typed options mean: which model, which sampling.
+//! What the typed options mean: which model, which instruction set, which sampling.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -6,6 +6,7 @@ use std::ops::Bound;
 use std::path::{Path, PathBuf};
 
 use forebay_engine::Sampling;
+use forebay_kernels::{Isa, Kernels};
 use forebay_store::config::ConfigFile;
 
 use crate::args::AnswerArgs;
@@ -41,6 +42,12 @@ pub fn model_dir(asked: Option<&Path>) -> Result<PathBuf, Failure> {
     }
     console::note("using the bundled demonstration model; --model DIR takes another");
     Ok(unpacked.dir)
+}
+
+/// The kernels to use: those of the instruction set asked for, or the fastest.
+pub fn kernels(asked: Option<Isa>) -> Result<Kernels, Failure> {
+    let chosen = asked.map_or(Ok(Kernels::detect()), Kernels::with_isa);
+    chosen.map_err(|error| Failure::usage(error.to_string()))
 }
 
 /// What `generation_config.json` says about sampling; absent fields are `None`.

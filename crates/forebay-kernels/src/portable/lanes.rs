@@ -120,48 +120,6 @@ pub(crate) fn axpy<E: Element>(coefficient: f32, x: &[E], out: &mut [f32]) {
     }
 }
 
-/// `out[i] = fma(coefficients[0], rows(0)[i], out[i])`, then `coefficients[1]`, and so on:
-/// each element takes the rows in ascending order.
-///
-/// # Safety
-/// The processor has the room's instruction set.
-#[inline(always)]
-pub(crate) unsafe fn add_rows<'a, R: Room, E: Element + 'a>(
-    coefficients: &[f32],
-    rows: impl Fn(usize) -> &'a [E],
-    out: &mut [f32],
-) {
-    /// Registers that stay loaded while the rows go by.
-    const BLOCKS: usize = 4;
-    let (blocks, rest) = out.as_chunks_mut::<{ BLOCKS * LANES }>();
-    let cut = blocks.len() * BLOCKS * LANES;
-    for (b, block) in blocks.iter_mut().enumerate() {
-        let (block, _) = block.as_chunks_mut::<LANES>();
-        // SAFETY: passed on to the caller.
-        unsafe {
-            let mut sums = [R::splat(0.0); BLOCKS];
-            for i in 0..BLOCKS {
-                sums[i] = R::load(&block[i]);
-            }
-            for (n, coefficient) in coefficients.iter().enumerate() {
-                let (row, _) = rows(n)[b * BLOCKS * LANES..][..BLOCKS * LANES].as_chunks::<LANES>();
-                let coefficient = R::splat(*coefficient);
-                for i in 0..BLOCKS {
-                    sums[i] = R::fma(coefficient, E::load::<R>(&row[i]), sums[i]);
-                }
-            }
-            for i in 0..BLOCKS {
-                R::store(sums[i], &mut block[i]);
-            }
-        }
-    }
-    if !rest.is_empty() {
-        for (n, coefficient) in coefficients.iter().enumerate() {
-            axpy(*coefficient, &rows(n)[cut..], rest);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -15,9 +15,9 @@ pub(crate) mod lanes;
 pub(crate) mod norm;
 pub(crate) mod pack;
 pub(crate) mod quantise;
+pub(crate) mod registers;
 pub(crate) mod score;
 
-use crate::activations::GROUP;
 use forebay_core::panel::{PANEL_LINE, PANEL_ROWS};
 use lanes::{Bf16Bits, LANES};
 
@@ -78,7 +78,7 @@ pub(crate) trait Room {
     /// The exact dots of `units` units of int4 codes of each panel (eight columns of sixteen
     /// rows, 64 bytes) with `S` rows of activations: lane `i` belongs to row `i` of the panel.
     /// The even columns of the first row start at `x`, the odd ones 32 bytes further; the next
-    /// row lies [`GROUP`] bytes further.
+    /// row lies 64 bytes further.
     /// `negated_sums` are the sums of the activations, negated. A segment has at most 64 columns.
     unsafe fn dot_int4<const P: usize, const S: usize>(
         codes: [*const u8; P],

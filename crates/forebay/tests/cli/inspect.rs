@@ -56,6 +56,7 @@ fn text_names_every_part_of_the_plan() {
     for row in [
         "family",
         "routed experts",
+        "instruction set",
         "sparse attention",
         "MTP layer",
         "stop ids",
@@ -68,6 +69,15 @@ fn text_names_every_part_of_the_plan() {
     assert!(done.stdout.contains("200.00 MB, as asked for"), "{}", done.stdout);
     assert!(done.stdout.contains("100.0 % can be read in one piece"), "{}", done.stdout);
     assert_eq!(done.stderr, "");
+}
+
+#[test]
+fn the_instruction_set_is_that_of_a_run() {
+    assert_eq!(toy_json(&["--cpu-features", "scalar"])["cpu_features"], "scalar");
+    let doctor = forebay(&["doctor", "--json"]).ok().json();
+    assert_eq!(toy_json(&[])["cpu_features"], doctor["machine"]["cpu_features"]);
+    let other = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };
+    forebay(&["inspect", "--cpu-features", other]).fails(2, &[other, "scalar"]);
 }
 
 #[test]

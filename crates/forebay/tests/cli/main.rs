@@ -2,6 +2,7 @@
 
 mod chat;
 mod damage;
+mod doctor;
 mod errors;
 mod inspect;
 mod memory;

@@ -1,4 +1,5 @@
 //! Sixteen weight rows at a time, in panel order, with VNNI.
+#![allow(clippy::needless_range_loop, reason = "indices are the numbers of registers")]
 
 use crate::activations::GROUP;
 use forebay_core::panel::{PANEL_LINE, PANEL_ROWS};
