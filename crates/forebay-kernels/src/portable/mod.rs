@@ -16,6 +16,7 @@ pub(crate) mod norm;
 pub(crate) mod quantise;
 pub(crate) mod registers;
 pub(crate) mod score;
+pub(crate) mod select;
 
 use crate::activations::GROUP;
 use lanes::{Bf16Bits, LANES};
