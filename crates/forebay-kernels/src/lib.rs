@@ -36,7 +36,9 @@ pub use activations::{Activations, GROUP};
 pub use attention::{
     AttendScratch, Attended, Attention, AttentionRows, HeadRows, KeyCache, KeyRows, TILE, attend, attend_rows,
 };
-pub use indexer::{SelectScratch, indexer_scores, select_top_k};
+pub use indexer::{
+    IndexQueries, ScoreScratch, SelectScratch, index_scores, indexer_scores, select_positions, select_top_k,
+};
 pub use isa::{Isa, IsaUnavailable, ParseIsaError};
 pub use kernels::Kernels;
 pub use matmul::{Input, MatmulJob, Weights, combine_rows, matmul, matmul_many, matmul_rows};

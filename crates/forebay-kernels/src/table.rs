@@ -3,9 +3,9 @@
 
 use crate::Activations;
 use crate::activations::{GROUP, GroupTotals};
-use crate::attention::{AttendScratch, Attended, AttentionRows, KeyCache};
+use crate::attention::{AttendScratch, Attended, AttentionRows, KeyCache, KeyRows};
+use crate::indexer::{IndexQueries, ScoreScratch};
 use crate::portable::Out;
-use crate::portable::lanes::Bf16Bits;
 use forebay_core::panel::PanelView;
 use forebay_core::view::MatrixView;
 use std::ops::Range;
@@ -28,8 +28,8 @@ pub(crate) struct Table {
     pub sigmoid_all: unsafe fn(&mut [f32]),
     pub swiglu: unsafe fn(&[f32], &[f32], &mut [f32]),
     pub attend: AttendFn,
-    pub scores_f32: ScoresFn<f32>,
-    pub scores_bf16: ScoresFn<Bf16Bits>,
+    pub scores: ScoresFn,
+    pub select: SelectFn,
 }
 
 /// Values, distance of the groups, codes, the same split, and totals.
@@ -40,8 +40,10 @@ pub(crate) type LayerNormFn = unsafe fn(&[f32], &[f32], &[f32], f32, &mut [f32])
 /// Queries, keys, attended positions, work space, output.
 pub(crate) type AttendFn =
     unsafe fn(&AttentionRows<'_>, KeyCache<'_>, Attended<'_>, &mut AttendScratch, &mut [f32]);
-/// Queries, head weights, keys, key width, output.
-pub(crate) type ScoresFn<E> = unsafe fn(&[f32], &[f32], &[E], usize, &mut [f32]);
+/// Queries, keys, work space, output.
+pub(crate) type ScoresFn = unsafe fn(&IndexQueries<'_>, KeyRows<'_>, &mut ScoreScratch, &mut [f32]);
+/// Scores, how many to keep, room for ranks, output.
+pub(crate) type SelectFn = unsafe fn(&[f32], usize, &mut Vec<i32>, &mut [u32]) -> usize;
 
 /// Defines `TABLE` for a room type, each entry compiled with the given target features.
 macro_rules! room_table {
@@ -50,9 +52,10 @@ macro_rules! room_table {
             use super::*;
             use crate::Activations;
             use crate::activations::{GROUP, GroupTotals};
-            use crate::attention::{AttendScratch, Attended, AttentionRows, KeyCache};
-            use crate::portable::lanes::{self, Bf16Bits};
-            use crate::portable::{Out, attend, exact, exp, int8, norm, quantise, score};
+            use crate::attention::{AttendScratch, Attended, AttentionRows, KeyCache, KeyRows};
+            use crate::indexer::{IndexQueries, ScoreScratch};
+            use crate::portable::lanes;
+            use crate::portable::{Out, attend, exact, exp, int8, norm, quantise, score, select};
             use forebay_core::panel::PanelView;
             use forebay_core::view::MatrixView;
             use std::ops::Range;
@@ -133,20 +136,23 @@ macro_rules! room_table {
                 unsafe { attend::attend::<$room>(query, keys, attended, scratch, out) }
             }
             $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn scores_f32(q: &[f32], w: &[f32], keys: &[f32], dim: usize, out: &mut [f32]) {
-                // SAFETY: the rules of the table are those of the body.
-                unsafe { score::scores::<$room, _>(q, w, keys, dim, out) }
-            }
-            $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn scores_bf16(
-                q: &[f32],
-                w: &[f32],
-                keys: &[Bf16Bits],
-                dim: usize,
+            pub(super) unsafe fn scores(
+                query: &IndexQueries<'_>,
+                keys: KeyRows<'_>,
+                scratch: &mut ScoreScratch,
                 out: &mut [f32],
             ) {
                 // SAFETY: the rules of the table are those of the body.
-                unsafe { score::scores::<$room, _>(q, w, keys, dim, out) }
+                unsafe { score::scores::<$room>(query, keys, scratch, out) }
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn select(
+                scores: &[f32],
+                keep: usize,
+                ranks: &mut Vec<i32>,
+                out: &mut [u32],
+            ) -> usize {
+                select::positions(scores, keep, ranks, out)
             }
         }
 
@@ -166,8 +172,8 @@ macro_rules! room_table {
             sigmoid_all: entries::sigmoid_all,
             swiglu: entries::swiglu,
             attend: entries::attend,
-            scores_f32: entries::scores_f32,
-            scores_bf16: entries::scores_bf16,
+            scores: entries::scores,
+            select: entries::select,
         };
     };
 }

@@ -133,9 +133,15 @@ proptest! {
             let above = want.iter().filter(|t| key(**t) > key(last)).count();
             want[..above].sort_unstable();
         }
-        let mut out = vec![7; 3];
-        select_top_k(&scores, keep, &mut SelectScratch::default(), &mut out);
-        prop_assert_eq!(out, want);
+        let (mut out, mut scratch) = (vec![7; 3], SelectScratch::default());
+        select_top_k(&scores, keep, &mut scratch, &mut out);
+        prop_assert_eq!(&out, &want);
+        want.sort_unstable();
+        for k in kernels() {
+            let mut ascending = vec![7; keep];
+            let found = select_positions(k, &scores, keep, &mut scratch, &mut ascending);
+            prop_assert_eq!(&ascending[..found], &want);
+        }
     }
 
     #[test]

@@ -121,29 +121,140 @@ fn the_workers_take_part() {
     assert!(Team::default_threads() >= 1);
 }
 
+#[test]
+fn a_worker_that_is_held_up_does_not_hold_up_the_others() {
+    // Whoever runs the held part waits there for all other parts, those of its own share included: they
+    // end only if the others take them.
+    let team = Team::new(3).unwrap();
+    for held in [0, 20, 59] {
+        let others = AtomicUsize::new(0);
+        team.run(60, &|part| {
+            if part != held {
+                others.fetch_add(1, Ordering::Release);
+                return;
+            }
+            let start = std::time::Instant::now();
+            while others.load(Ordering::Acquire) < 59 {
+                assert!(start.elapsed() < Duration::from_secs(60), "the others' parts are stuck");
+                std::thread::yield_now();
+            }
+        });
+        assert_eq!(others.into_inner(), 59);
+    }
+}
+
 #[cfg(target_os = "linux")]
 #[test]
-fn an_idle_team_uses_no_processor_time() {
-    // User and system time of this thread's workers, in clock ticks (10 ms).
-    let ticks = || -> u64 {
-        let mut total = 0;
-        for task in std::fs::read_dir("/proc/self/task").unwrap() {
-            let folder = task.unwrap().path();
-            let name = std::fs::read_to_string(folder.join("comm")).unwrap_or_default();
-            let stat = std::fs::read_to_string(folder.join("stat")).unwrap_or_default();
-            if name.starts_with("forebay-idle") {
-                let fields: Vec<&str> =
-                    stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-                total += fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
-            }
+fn a_caller_that_waits_for_a_slow_part_sleeps() {
+    // The process's time, in which the idle workers count too; other tests run beside this one,
+    // so it runs in a process of its own.
+    if !alone("a_caller_that_waits_for_a_slow_part_sleeps") {
+        return;
+    }
+    let team = Team::new(2).unwrap();
+    let caller = std::thread::current().id();
+    let taken = AtomicUsize::new(0);
+    let before = processor_time();
+    team.run(2, &|_| {
+        // Each thread takes one part; the worker's takes half a second, without computing.
+        taken.fetch_add(1, Ordering::Relaxed);
+        while taken.load(Ordering::Relaxed) < 2 {
+            std::thread::yield_now();
         }
-        total
-    };
-    let team = Team::named("forebay-idle", 5).unwrap();
-    team.run(5, &|_| {});
-    std::thread::sleep(Duration::from_millis(50));
-    let before = ticks();
-    std::thread::sleep(Duration::from_millis(300));
-    assert!(ticks() - before <= 1, "an idle team must sleep");
+        if std::thread::current().id() != caller {
+            std::thread::sleep(Duration::from_millis(500));
+        }
+    });
+    assert!(processor_time() - before < Duration::from_millis(50), "the caller must sleep");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn an_idle_process_uses_no_processor_time() {
+    if !alone("an_idle_process_uses_no_processor_time") {
+        return;
+    }
+    let team = Team::new(6).unwrap();
+    for _ in 0..100 {
+        team.run(30, &|_| {});
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    let before = processor_time();
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(processor_time() - before < Duration::from_millis(20), "an idle team must sleep");
     drop(team);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn the_affinity_mask_bounds_the_team_and_is_left_as_it_is() {
+    if !alone("the_affinity_mask_bounds_the_team_and_is_left_as_it_is") {
+        return;
+    }
+    let mask = || {
+        // SAFETY: plain bits, for which zero is a value; the kernel writes at most their size.
+        unsafe {
+            let mut mask: libc::cpu_set_t = std::mem::zeroed();
+            assert_eq!(libc::sched_getaffinity(0, size_of_val(&mask), &mut mask), 0);
+            mask
+        }
+    };
+    let all = mask();
+    let cpus: Vec<usize> = (0..libc::CPU_SETSIZE as usize)
+        // SAFETY: below the size of the set.
+        .filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &all) })
+        .collect();
+    assert!((1..=cpus.len()).contains(&Team::default_threads()));
+    // The last one: a team that started at processor 0 would leave the mask.
+    let last = *cpus.last().unwrap();
+    // SAFETY: as above; `last` is below the size of the set.
+    let one = unsafe {
+        let mut one: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(last, &mut one);
+        assert_eq!(libc::sched_setaffinity(0, size_of_val(&one), &one), 0);
+        one
+    };
+    assert_eq!(Team::default_threads(), 1);
+    let team = Team::new(3).unwrap();
+    let seen = Mutex::new(HashSet::new());
+    team.run(60, &|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        // SAFETY: takes nothing.
+        let cpu = unsafe { libc::sched_getcpu() };
+        // SAFETY: plain bits.
+        let same = unsafe { libc::CPU_EQUAL(&mask(), &one) };
+        assert!(same, "a thread of the team has another mask than its process");
+        seen.lock().unwrap().insert(cpu);
+    });
+    assert_eq!(seen.into_inner().unwrap(), HashSet::from([last as i32]));
+}
+
+/// Whether this is the process that runs the named test alone; if not, runs it in one.
+#[cfg(target_os = "linux")]
+fn alone(test: &str) -> bool {
+    const MARK: &str = "FOREBAY_TEST_ALONE";
+    if std::env::var_os(MARK).is_some() {
+        return true;
+    }
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env(MARK, "1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}{output:?}");
+    false
+}
+
+/// User and system time of this process.
+#[cfg(target_os = "linux")]
+fn processor_time() -> Duration {
+    // SAFETY: plain numbers, for which zero is a value; the call fills them in.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        assert_eq!(libc::getrusage(libc::RUSAGE_SELF, &mut usage), 0);
+        usage
+    };
+    let time = |t: libc::timeval| Duration::from_micros(t.tv_sec as u64 * 1_000_000 + t.tv_usec as u64);
+    time(usage.ru_utime) + time(usage.ru_stime)
 }

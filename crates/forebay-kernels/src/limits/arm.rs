@@ -42,7 +42,9 @@ fn read_neon(bytes: &[u8]) -> u64 {
         for half in [0, 64] {
             let ahead = block.as_ptr().wrapping_add(half + AHEAD);
             // SAFETY: a prefetch may name any address.
-            unsafe { asm!("prfm pldl1keep, [{0}]", in(reg) ahead, options(nostack, preserves_flags, readonly)) };
+            unsafe {
+                asm!("prfm pldl1keep, [{0}]", in(reg) ahead, options(nostack, preserves_flags, readonly))
+            };
         }
         for (i, sum) in sums.iter_mut().enumerate() {
             // SAFETY: 16 readable bytes of the block.

@@ -17,6 +17,7 @@ pub(crate) mod pack;
 pub(crate) mod quantise;
 pub(crate) mod registers;
 pub(crate) mod score;
+pub(crate) mod select;
 
 use forebay_core::panel::{PANEL_LINE, PANEL_ROWS};
 use lanes::{Bf16Bits, LANES};
