@@ -9,7 +9,7 @@ use forebay_engine::EngineOptions;
 use forebay_kernels::Isa;
 use forebay_model::{Arith, KvDtype};
 
-use crate::bench::Shape;
+use crate::bench::{Layout, Shape};
 
 const ABOUT: &str = "Run giant Mixture-of-Experts models on any machine, by streaming experts from disk";
 
@@ -213,6 +213,9 @@ pub struct BenchKernelsArgs {
     /// Shapes of weight matrices, as ROWSxCOLUMNS [default: 2048x6144]
     #[arg(long, value_delimiter = ',', value_name = "SHAPE")]
     pub shape: Vec<Shape>,
+    /// How weights lie in memory [default: panels,rows]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "LAYOUT")]
+    pub layout: Vec<Layout>,
     /// Arithmetics [default: int8,exact]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "ARITH")]
     pub arith: Vec<ArithArg>,

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use forebay_core::Format;
+use clap::ValueEnum;
+use forebay_core::{Format, PanelShape};
 use forebay_kernels::Team;
 use forebay_model::Arith;
 
@@ -70,8 +71,10 @@ impl FromStr for Shape {
 }
 
 /// How a matrix lies in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Layout {
+    /// Sixteen rows at a time, as integer weights are kept in memory.
+    Panels,
     /// Row after row, as files have it.
     Rows,
 }
@@ -80,6 +83,7 @@ impl Layout {
     /// The name used in reports.
     pub fn name(self) -> &'static str {
         match self {
+            Layout::Panels => "panels",
             Layout::Rows => "rows",
         }
     }
@@ -96,6 +100,8 @@ pub struct Selection {
     pub formats: Vec<Format>,
     /// Shapes of weight matrices.
     pub shapes: Vec<Shape>,
+    /// How weights lie in memory.
+    pub layouts: Vec<Layout>,
     /// Arithmetics.
     pub ariths: Vec<Arith>,
     /// Rows of activations.
@@ -145,6 +151,10 @@ impl Selection {
                 [] => QUICK_SHAPES.to_vec(),
                 given => given.to_vec(),
             },
+            layouts: match args.layout.as_slice() {
+                [] => vec![Layout::Panels, Layout::Rows],
+                given => given.to_vec(),
+            },
             ariths: match args.arith.as_slice() {
                 [] => vec![Arith::Int8, Arith::Exact],
                 given => given.iter().map(|arith| arith.arith()).collect(),
@@ -163,7 +173,7 @@ impl Selection {
         let mut all = Vec::new();
         for team in 0..self.threads.len() {
             for &format in &self.formats {
-                for layout in layouts(format) {
+                for layout in layouts(format).filter(|layout| self.layouts.contains(layout)) {
                     for &arith in &self.ariths {
                         let applies = arith == Arith::Exact || format.is_integer();
                         let batches = self.batches.iter().filter(|_| applies);
@@ -176,9 +186,10 @@ impl Selection {
     }
 }
 
-/// The layouts that a format has.
-pub fn layouts(_format: Format) -> Vec<Layout> {
-    vec![Layout::Rows]
+/// The layouts that a format has, whatever the shape.
+fn layouts(format: Format) -> impl Iterator<Item = Layout> {
+    let panels = PanelShape::new(format, 1, 1).map(|_| Layout::Panels);
+    panels.into_iter().chain([Layout::Rows])
 }
 
 /// One thread and all of them; with `full` everything between, in powers of two on large machines.
@@ -240,7 +251,10 @@ mod tests {
         let cases = selection("--format bf16,int8 --batch 1,2 --threads 1").cases();
         let count = |format| cases.iter().filter(|case| case.format == format).count();
         assert_eq!(count(Format::Bf16), 2);
-        assert_eq!(count(Format::Int8Row), 4 * layouts(Format::Int8Row).len());
+        // Two arithmetics and two layouts.
+        assert_eq!(count(Format::Int8Row), 8);
+        let rows = selection("--layout rows --format int8 --batch 1 --threads 1").cases();
+        assert!(rows.iter().all(|case| case.layout == Layout::Rows) && rows.len() == 2);
     }
 
     #[test]

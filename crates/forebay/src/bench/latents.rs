@@ -1,11 +1,12 @@
 //! Attention over cached latents, and its indexer, with the sizes of GLM-5.2 and a bf16 cache.
 
 use std::cell::RefCell;
+use std::hint::black_box;
 
 use forebay_kernels::limits::Buffer;
 use forebay_kernels::{
-    AttendScratch, Attended, Attention, Kernels, KeyCache, KeyRows, SelectScratch, Team, attend,
-    indexer_scores, select_top_k,
+    AttendScratch, Attended, Attention, IndexQueries, Kernels, KeyCache, KeyRows, ScoreScratch,
+    SelectScratch, Team, attend, index_scores, select_positions,
 };
 
 use super::matmul::Bench;
@@ -182,18 +183,22 @@ fn meter<'a>(
         What::Scores => {
             let mut layers = data.index_keys.chunks_exact(2 * POSITIONS * INDEX_DIM).cycle();
             let mut scores = vec![0f32; POSITIONS];
+            let mut scratch = vec![ScoreScratch::default(); team.threads()];
+            let (queries, weights) = (&data.index_queries, &data.index_weights);
+            let query = IndexQueries { queries, weights, heads: INDEX_HEADS, dim: INDEX_DIM };
             Meter::new(move || {
                 let keys: &[u16] = bytemuck::cast_slice(layers.next().unwrap_or_default());
-                team.for_each_chunk(&mut scores, SCORES, &|part, scores| {
+                team.for_each_chunk_with(&mut scratch, &mut scores, SCORES, &|part, scores, scratch| {
                     let keys = &keys[part * SCORES * INDEX_DIM..][..scores.len() * INDEX_DIM];
-                    let (queries, weights) = (&data.index_queries, &data.index_weights);
-                    indexer_scores(kernels, queries, weights, KeyRows::Bf16(keys), INDEX_DIM, scores);
+                    index_scores(kernels, &query, KeyRows::Bf16(keys), scratch, scores);
                 });
             })
         }
         What::Select => {
-            let (mut scratch, mut chosen) = (SelectScratch::default(), Vec::new());
-            Meter::new(move || select_top_k(&data.scores, KEEP, &mut scratch, &mut chosen))
+            let (mut scratch, mut chosen) = (SelectScratch::default(), vec![0; KEEP]);
+            Meter::new(move || {
+                black_box(select_positions(kernels, &data.scores, KEEP, &mut scratch, &mut chosen));
+            })
         }
     }
 }

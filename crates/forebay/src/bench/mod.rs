@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use forebay_kernels::Team;
 
-pub use cases::Shape;
+pub use cases::{Layout, Shape};
 
 use crate::args::{BenchArgs, BenchKernelsArgs, BenchWhat};
 use crate::console::{self, Output};

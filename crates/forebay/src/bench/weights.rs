@@ -2,9 +2,9 @@
 
 use std::cell::Cell;
 
-use forebay_core::{Format, MatrixView};
-use forebay_kernels::Team;
+use forebay_core::{Format, MatrixView, PanelShape, PanelView};
 use forebay_kernels::limits::Buffer;
+use forebay_kernels::{Team, Weights};
 
 use super::cases::{Layout, Shape};
 
@@ -18,7 +18,9 @@ pub struct Pool {
     format: Format,
     layout: Layout,
     shape: Shape,
+    /// Codes; with panels, scales too.
     codes: Buffer,
+    /// Empty with panels.
     scales: Buffer,
     copies: usize,
     next: Cell<usize>,
@@ -27,23 +29,44 @@ pub struct Pool {
 impl Pool {
     /// As many copies as fill `bytes`, at least one; `None` if there is not enough memory for it.
     pub fn random(team: &Team, format: Format, layout: Layout, shape: Shape, bytes: u64) -> Option<Self> {
-        let (code_bytes, scale_bytes) = stored(format, shape)?;
-        let one = code_bytes.checked_add(scale_bytes)?;
-        let copies = usize::try_from(bytes).ok()?.div_ceil(one).max(1);
         match layout {
-            Layout::Rows => {
-                let mut codes = Buffer::zeroed(code_bytes.checked_mul(copies)?)?;
-                let mut scales = Buffer::zeroed(scale_bytes.checked_mul(copies)?)?;
-                randomise(team, &mut codes, Kind::Codes(format));
-                randomise(team, &mut scales, Kind::Scales);
-                Some(Self { format, layout, shape, codes, scales, copies, next: Cell::new(0) })
-            }
+            Layout::Rows => Self::rows(team, format, shape, bytes),
+            Layout::Panels => Self::panels(team, format, shape, bytes),
         }
     }
 
-    /// Bytes of one copy in memory.
-    pub fn copy_bytes(format: Format, _layout: Layout, shape: Shape) -> Option<u64> {
-        format.total_bytes(shape.rows, shape.cols).map(|bytes| bytes as u64)
+    fn rows(team: &Team, format: Format, shape: Shape, bytes: u64) -> Option<Self> {
+        let (code_bytes, scale_bytes) = stored(format, shape)?;
+        let one = code_bytes.checked_add(scale_bytes)?;
+        let copies = usize::try_from(bytes).ok()?.div_ceil(one).max(1);
+        let mut codes = Buffer::zeroed(code_bytes.checked_mul(copies)?)?;
+        let mut scales = Buffer::zeroed(scale_bytes.checked_mul(copies)?)?;
+        randomise(team, &mut codes, Kind::Codes(format));
+        randomise(team, &mut scales, Kind::Scales);
+        Some(Self { format, layout: Layout::Rows, shape, codes, scales, copies, next: Cell::new(0) })
+    }
+
+    /// Packs a row-major matrix and copies it.
+    fn panels(team: &Team, format: Format, shape: Shape, bytes: u64) -> Option<Self> {
+        let panels = PanelShape::new(format, shape.rows, shape.cols)?;
+        let rows = Self::rows(team, format, shape, 1)?;
+        let copies = usize::try_from(bytes).ok()?.div_ceil(panels.bytes()).max(1);
+        let mut codes = Buffer::zeroed(panels.bytes().checked_mul(copies)?)?;
+        let (first, others) = codes.split_at_mut(panels.bytes());
+        let view = rows.row_major(0);
+        team.for_each_chunk(first, panels.panel_bytes(), &|panel, out| panels.pack_panel(&view, panel, out));
+        team.for_each_chunk(others, panels.bytes(), &|_, copy| copy.copy_from_slice(first));
+        let scales = Buffer::zeroed(0)?;
+        Some(Self { format, layout: Layout::Panels, shape, codes, scales, copies, next: Cell::new(0) })
+    }
+
+    /// Bytes of one copy, scales included; `None` if the layout does not have the format, or on overflow.
+    pub fn copy_bytes(format: Format, layout: Layout, shape: Shape) -> Option<u64> {
+        let bytes = match layout {
+            Layout::Rows => format.total_bytes(shape.rows, shape.cols),
+            Layout::Panels => PanelShape::new(format, shape.rows, shape.cols).map(|panels| panels.bytes()),
+        };
+        bytes.map(|bytes| bytes as u64)
     }
 
     /// Weight format.
@@ -66,15 +89,26 @@ impl Pool {
         self.copies
     }
 
-    /// The bytes of all copies.
+    /// The codes of all copies.
     pub fn bytes(&self) -> &[u8] {
         &self.codes
     }
 
     /// The next copy, in turns.
-    pub fn next(&self) -> MatrixView<'_> {
+    pub fn next(&self) -> Weights<'_> {
         let copy = self.next.get();
         self.next.set((copy + 1) % self.copies);
+        let Shape { rows, cols } = self.shape;
+        match (self.layout, PanelShape::new(self.format, rows, cols)) {
+            (Layout::Panels, Some(shape)) => {
+                let bytes = &self.codes[copy * shape.bytes()..][..shape.bytes()];
+                PanelView::new(shape, bytes).expect("the pool was made for this shape").into()
+            }
+            _ => self.row_major(copy).into(),
+        }
+    }
+
+    fn row_major(&self, copy: usize) -> MatrixView<'_> {
         let Shape { rows, cols } = self.shape;
         let (code_stride, scale_stride) = (self.codes.len() / self.copies, self.scales.len() / self.copies);
         let codes = self.format.payload_bytes(rows, cols).unwrap_or(0);
@@ -155,25 +189,55 @@ fn splitmix(state: &mut u64) -> u64 {
 mod tests {
     use super::*;
     use forebay_core::quant::decode_row;
+    use forebay_kernels::{Input, Kernels, matmul};
+
+    /// The rows of a copy, as f32.
+    fn decoded(view: &MatrixView<'_>) -> Vec<f32> {
+        let mut values = vec![0.0; view.rows() * view.cols()];
+        for (i, row) in values.chunks_exact_mut(view.cols()).enumerate() {
+            decode_row(view, i, row);
+        }
+        values
+    }
 
     #[test]
     fn every_weight_is_an_ordinary_number() {
         let team = Team::new(2).unwrap();
         let shape = Shape { rows: 5, cols: 200 };
         for name in ["f32", "bf16", "f16", "fp8-e4m3", "int8", "int4-row", "int2-row", "int4-g64"] {
-            let format: Format = name.parse().unwrap();
-            let pool = Pool::random(&team, format, Layout::Rows, shape, 3000).unwrap();
+            let pool = Pool::random(&team, name.parse().unwrap(), Layout::Rows, shape, 3000).unwrap();
             assert!(pool.copies() >= 1 && pool.bytes().len() >= 250, "{name}");
             for _ in 0..pool.copies() + 1 {
-                let view = pool.next();
-                let mut row = vec![0.0; shape.cols];
-                for i in 0..shape.rows {
-                    decode_row(&view, i, &mut row);
-                    assert!(row.iter().all(|w| w.is_finite() && w.abs() < 16.0), "{name}: {row:?}");
-                    assert!(row.iter().any(|w| *w != row[0]), "{name}");
-                }
+                let Weights::Rows(view) = pool.next() else { panic!("{name}") };
+                let values = decoded(&view);
+                assert!(values.iter().all(|w| w.is_finite() && w.abs() < 16.0), "{name}: {values:?}");
+                assert!(values.iter().any(|w| *w != values[0]), "{name}");
             }
         }
+    }
+
+    /// Speeds of the two layouts are comparable because they hold the same numbers.
+    #[test]
+    fn panels_hold_the_first_row_major_matrix() {
+        let team = Team::new(2).unwrap();
+        let shape = Shape { rows: 37, cols: 200 };
+        for name in ["int8", "int4-row", "int4-g64"] {
+            let make = |layout| Pool::random(&team, name.parse().unwrap(), layout, shape, 20_000).unwrap();
+            let (panels, rows) = (make(Layout::Panels), make(Layout::Rows));
+            let Weights::Rows(first) = rows.next() else { panic!("{name}") };
+            let x = random_floats(&team, shape.cols);
+            let product = |weights: Weights<'_>| {
+                let mut y = vec![0.0; shape.rows];
+                matmul(Kernels::detect(), &team, weights, Input::exact(&x), &mut y);
+                y
+            };
+            let want = product(first.into());
+            assert!(panels.copies() >= 2 && want.iter().all(|y| *y != 0.0));
+            for _ in 0..panels.copies() {
+                assert_eq!(product(panels.next()), want, "{name}");
+            }
+        }
+        assert!(Pool::random(&team, Format::Bf16, Layout::Panels, shape, 1).is_none());
     }
 
     #[test]
