@@ -216,6 +216,53 @@ macro_rules! room {
             }
 
             #[inline(always)]
+            unsafe fn load_f16(values: &[u16; $crate::portable::lanes::LANES]) -> Self::Lanes {
+                // SAFETY: as above.
+                unsafe { weights::load_f16(values) }
+            }
+
+            #[inline(always)]
+            unsafe fn load_fp8(values: &[u8; $crate::portable::lanes::LANES]) -> Self::Lanes {
+                // SAFETY: as above.
+                unsafe { weights::load_fp8(values) }
+            }
+
+            #[inline(always)]
+            unsafe fn load_i8(values: &[i8; $crate::portable::lanes::LANES]) -> Self::Lanes {
+                // SAFETY: as above.
+                unsafe { weights::load_i8(values) }
+            }
+
+            type Int4Scale = weights::Int4Scale;
+
+            #[inline(always)]
+            unsafe fn int4_scale(scale: f32) -> Self::Int4Scale {
+                // SAFETY: as above.
+                unsafe { weights::int4_scale(scale) }
+            }
+
+            #[inline(always)]
+            unsafe fn load_int4(
+                codes: &[u8; $crate::portable::lanes::LANES / 2],
+                scale: Self::Int4Scale,
+            ) -> Self::Lanes {
+                // SAFETY: as above.
+                unsafe { weights::load_int4(codes, scale) }
+            }
+
+            #[inline(always)]
+            unsafe fn to_int4_order(lanes: Self::Lanes) -> Self::Lanes {
+                // SAFETY: as above.
+                unsafe { weights::to_int4_order(lanes) }
+            }
+
+            #[inline(always)]
+            unsafe fn from_int4_order(lanes: Self::Lanes) -> Self::Lanes {
+                // SAFETY: as above.
+                unsafe { weights::from_int4_order(lanes) }
+            }
+
+            #[inline(always)]
             unsafe fn store(lanes: Self::Lanes, out: &mut [f32; $crate::portable::lanes::LANES]) {
                 // SAFETY: as above.
                 unsafe { lanes::store(lanes, out) }

@@ -1,11 +1,13 @@
 //! Weight codes to i8 and to f32, a chunk of columns at a time.
 
-use super::{CHUNK, Room};
+use super::Room;
+use super::lanes::LANES;
+use super::line::{Line, with_line};
 use forebay_core::format::{FP8_BLOCK, Format};
-use forebay_core::quant::columns_per_scale;
+use forebay_core::quant::{columns_per_scale, int_code};
 use forebay_core::view::MatrixView;
 
-/// The integer codes of columns `start..start + out.len()`; `start` is a multiple of [`CHUNK`].
+/// The integer codes of columns `start..start + out.len()`; `start` is a multiple of [`CHUNK`](super::CHUNK).
 ///
 /// # Safety
 /// As the methods of [`Room`].
@@ -26,26 +28,86 @@ pub(crate) unsafe fn codes<R: Room>(format: Format, row_codes: &[u8], start: usi
     }
 }
 
+/// Columns of a row that share a scale.
+#[inline(always)]
+pub(crate) fn per_scale(view: &MatrixView<'_>) -> usize {
+    match view.format() {
+        Format::Fp8Block => FP8_BLOCK,
+        format => columns_per_scale(format, view.cols()),
+    }
+}
+
 /// The weights of columns `start..start + out.len()` of `row`: code times scale, one rounding.
-/// `start` is a multiple of [`CHUNK`] and `out` at most a chunk.
+/// `start` is a multiple of [`CHUNK`](super::CHUNK) and `out` at most a chunk.
 ///
 /// # Safety
 /// As the methods of [`Room`].
 #[inline(always)]
 pub(crate) unsafe fn weights<R: Room>(view: &MatrixView<'_>, row: usize, start: usize, out: &mut [f32]) {
-    let per_scale = columns_per_scale(view.format(), view.cols());
+    let per_scale = per_scale(view);
     // SAFETY: passed on to the caller.
     unsafe {
         row_weights::<R>(view.format(), per_scale, view.row_codes(row), view.row_scales(row), start, out)
     }
 }
 
-/// As [`weights`] for the codes and scales of a row, `per_scale` columns sharing one of them.
+/// As [`weights`] for the codes and scales of a row, `per_scale` columns sharing one of them;
+/// `start` is a multiple of sixteen, and scales count from column 0.
 ///
 /// # Safety
 /// As the methods of [`Room`].
 #[inline(always)]
 pub(crate) unsafe fn row_weights<R: Room>(
+    format: Format,
+    per_scale: usize,
+    bytes: &[u8],
+    scales: &[f32],
+    start: usize,
+    out: &mut [f32],
+) {
+    if R::PLAIN {
+        return plain(format, per_scale, bytes, scales, start, out);
+    }
+    // SAFETY: passed on to the caller.
+    let done = with_line!(format, F => unsafe { lines::<R, F>(per_scale, bytes, scales, start, out) }, 0);
+    plain(format, per_scale, bytes, scales, start + done, &mut out[done..]);
+}
+
+/// The whole lines of `out`; returns how many columns they are.
+#[inline(always)]
+unsafe fn lines<R: Room, F: Line>(
+    per_scale: usize,
+    bytes: &[u8],
+    scales: &[f32],
+    start: usize,
+    out: &mut [f32],
+) -> usize {
+    let (out, _) = out.as_chunks_mut::<LANES>();
+    let codes = &bytes[start / LANES * F::BYTES..][..out.len() * F::BYTES];
+    let mut at = start;
+    let mut done = 0;
+    while done < out.len() {
+        let group = at / per_scale;
+        // One scale a row stands for all columns, even if they are no whole lines.
+        let here = (((group + 1) * per_scale - at).div_ceil(LANES)).min(out.len() - done);
+        let scale: *const f32 = if F::SCALED { &scales[group] } else { std::ptr::null() };
+        // SAFETY: passed on to the caller; the codes were just checked to be as many.
+        unsafe {
+            let scale = F::scale::<R>(scale);
+            for (i, out) in out[done..done + here].iter_mut().enumerate() {
+                let weights = F::line::<R>(codes.as_ptr().add((done + i) * F::BYTES), scale);
+                R::store(F::from_order::<R>(weights), out);
+            }
+        }
+        done += here;
+        at += here * LANES;
+    }
+    done * LANES
+}
+
+/// As [`row_weights`], one weight at a time.
+#[inline(always)]
+pub(crate) fn plain(
     format: Format,
     per_scale: usize,
     bytes: &[u8],
@@ -73,32 +135,40 @@ pub(crate) unsafe fn row_weights<R: Room>(
             }
         }
         Format::Fp8Block => {
-            let blocks = out.chunks_mut(FP8_BLOCK).zip(bytes[start..].chunks(FP8_BLOCK));
-            for ((out, codes), scale) in blocks.zip(&scales[start / FP8_BLOCK..]) {
-                for (o, code) in out.iter_mut().zip(codes) {
-                    *o = fp8(*code) * scale;
-                }
-            }
+            by_group(per_scale, scales, start, out, |col, scale| fp8(bytes[col]) * scale);
         }
         Format::Int8Row | Format::Int4Row | Format::Int2Row | Format::Int4Group(_) => {
-            let mut unpacked = [0i8; CHUNK];
-            let unpacked = &mut unpacked[..out.len()];
-            // SAFETY: passed on to the caller.
-            unsafe { codes::<R>(format, bytes, start, unpacked) };
-            let groups = out.chunks_mut(per_scale).zip(unpacked.chunks(per_scale));
-            for ((out, codes), scale) in groups.zip(&scales[start / per_scale..]) {
-                for (o, code) in out.iter_mut().zip(codes) {
-                    *o = f32::from(*code) * scale;
-                }
-            }
+            let weight = |col, scale| f32::from(int_code(format, bytes, col)) * scale;
+            by_group(per_scale, scales, start, out, weight);
         }
+    }
+}
+
+/// `out[i]` = the weight of column `start + i` with the scale of its group.
+#[inline(always)]
+fn by_group(
+    per_scale: usize,
+    scales: &[f32],
+    start: usize,
+    out: &mut [f32],
+    weight: impl Fn(usize, f32) -> f32,
+) {
+    let mut col = start;
+    let end = start + out.len();
+    while col < end {
+        let group = col / per_scale;
+        let group_end = end.min((group + 1) * per_scale);
+        for (o, col) in out[col - start..group_end - start].iter_mut().zip(col..) {
+            *o = weight(col, scales[group]);
+        }
+        col = group_end;
     }
 }
 
 /// Half precision without branches: exponent and mantissa are moved into place as a
 /// tiny f32, then an exact multiplication by 2^112 corrects the exponent's bias.
 #[inline(always)]
-fn f16(bits: u16) -> f32 {
+pub(crate) fn f16(bits: u16) -> f32 {
     let magnitude = u32::from(bits & 0x7FFF) << 13;
     let sign = u32::from(bits & 0x8000) << 16;
     let finite = f32::from_bits(magnitude) * f32::from_bits((112 + 127) << 23);
@@ -109,7 +179,7 @@ fn f16(bits: u16) -> f32 {
 
 /// FP8 E4M3 without branches, by the same device: the bias differs by 120.
 #[inline(always)]
-fn fp8(code: u8) -> f32 {
+pub(crate) fn fp8(code: u8) -> f32 {
     let magnitude = u32::from(code & 0x7F) << 20;
     let sign = u32::from(code & 0x80) << 24;
     let finite = f32::from_bits(magnitude) * f32::from_bits((120 + 127) << 23);

@@ -13,6 +13,7 @@ pub(crate) mod exact;
 pub(crate) mod exp;
 pub(crate) mod int8;
 pub(crate) mod lanes;
+pub(crate) mod line;
 pub(crate) mod norm;
 pub(crate) mod pack;
 pub(crate) mod quantise;
@@ -32,6 +33,10 @@ pub(crate) const CHUNK: usize = 768;
 /// # Safety of the methods
 /// The processor must have the instruction set of the room.
 pub(crate) trait Room {
+    /// Whether this room is the truth that others are compared with: it takes the bodies that
+    /// follow docs/numerics.md word for word where others have faster ones.
+    const PLAIN: bool = false;
+
     /// Sixteen f32 lanes in registers.
     type Lanes: Copy;
 
@@ -46,6 +51,30 @@ pub(crate) trait Room {
 
     /// Lane `i` holds `values[i]`, widened.
     unsafe fn load_bf16(values: &[Bf16Bits; LANES]) -> Self::Lanes;
+
+    /// Lane `i` holds `values[i]`, half precision, widened.
+    unsafe fn load_f16(values: &[u16; LANES]) -> Self::Lanes;
+
+    /// Lane `i` holds `values[i]`, FP8 E4M3, widened.
+    unsafe fn load_fp8(values: &[u8; LANES]) -> Self::Lanes;
+
+    /// Lane `i` holds `values[i]`.
+    unsafe fn load_i8(values: &[i8; LANES]) -> Self::Lanes;
+
+    /// The scale of int4 weights, made ready for [`load_int4`](Self::load_int4).
+    type Int4Scale: Copy;
+
+    unsafe fn int4_scale(scale: f32) -> Self::Int4Scale;
+
+    /// Sixteen int4 weights (value + 8, low nibble first), code times scale, in an order of the
+    /// room's own.
+    unsafe fn load_int4(codes: &[u8; LANES / 2], scale: Self::Int4Scale) -> Self::Lanes;
+
+    /// From ascending columns to the order of [`load_int4`](Self::load_int4).
+    unsafe fn to_int4_order(lanes: Self::Lanes) -> Self::Lanes;
+
+    /// From the order of [`load_int4`](Self::load_int4) to ascending columns.
+    unsafe fn from_int4_order(lanes: Self::Lanes) -> Self::Lanes;
 
     /// `out[i]` holds lane `i`.
     unsafe fn store(lanes: Self::Lanes, out: &mut [f32; LANES]);

@@ -2,7 +2,7 @@
 
 use super::{CHUNK, Room, decode, int8};
 use forebay_core::format::Format;
-use forebay_core::panel::{PANEL_LINE, PANEL_ROWS, PanelView};
+use forebay_core::panel::{PANEL_LINE, PANEL_ROWS};
 use forebay_core::quant::columns_per_scale;
 use forebay_core::view::MatrixView;
 use std::ops::Range;
@@ -161,71 +161,5 @@ impl Chunk {
                 unsafe { R::transpose(padded.each_ref().map(|row| row.as_ptr().cast()), out) };
             }
         }
-    }
-}
-
-/// A chunk of columns of one panel, turned back into rows of the container.
-pub(crate) struct Unpacked {
-    /// Rows of [`CHUNK`] bytes; a chunk takes their beginnings.
-    codes: [[u8; CHUNK]; PANEL_ROWS],
-    scales: [[f32; CHUNK / SMALLEST_GROUP]; PANEL_ROWS],
-}
-
-impl Unpacked {
-    pub(crate) fn new() -> Self {
-        Self { codes: [[0; CHUNK]; PANEL_ROWS], scales: [[0.0; CHUNK / SMALLEST_GROUP]; PANEL_ROWS] }
-    }
-
-    /// Takes in columns `start..start + len` (`start` a multiple of [`CHUNK`]) of panel `panel`.
-    ///
-    /// # Safety
-    /// As the methods of [`Room`].
-    #[inline(always)]
-    pub(crate) unsafe fn fill<R: Room>(
-        &mut self,
-        view: &PanelView<'_>,
-        panel: usize,
-        start: usize,
-        len: usize,
-    ) {
-        let shape = view.shape();
-        let bytes = view.panel(panel);
-        let unit_cols = shape.unit_cols();
-        let units = len.next_multiple_of(16) / unit_cols;
-        let mut lines = [0u8; BLOCK];
-        let mut words = [0u8; BLOCK];
-        for first in (0..units).step_by(16) {
-            let here = 16.min(units - first);
-            for (unit, line) in lines.as_chunks_mut::<PANEL_LINE>().0.iter_mut().enumerate().take(here) {
-                let at = shape.codes_at(start + (first + unit) * unit_cols);
-                line.copy_from_slice(&bytes[at..at + PANEL_LINE]);
-            }
-            let sources = std::array::from_fn(|i| lines[i * PANEL_LINE..].as_ptr());
-            // SAFETY: 64 bytes from each pointer on; the instruction set is there.
-            unsafe { R::transpose(sources, &mut words) };
-            for (row, words) in self.codes.iter_mut().zip(words.as_chunks::<PANEL_LINE>().0) {
-                row[4 * first..4 * (first + here)].copy_from_slice(&words[..4 * here]);
-            }
-        }
-        let group = shape.group_cols();
-        let groups = start / group..(start + len).div_ceil(group);
-        for (i, group) in groups.enumerate() {
-            let line = &bytes[shape.scales_at(group)..][..PANEL_LINE];
-            for (scales, scale) in self.scales.iter_mut().zip(line.as_chunks::<4>().0) {
-                scales[i] = f32::from_le_bytes(*scale);
-            }
-        }
-    }
-
-    /// The codes of a row from the start of the chunk on.
-    #[inline(always)]
-    pub(crate) fn codes(&self, row: usize) -> &[u8] {
-        &self.codes[row]
-    }
-
-    /// The scales of a row from the start of the chunk on.
-    #[inline(always)]
-    pub(crate) fn scales(&self, row: usize) -> &[f32] {
-        &self.scales[row]
     }
 }

@@ -3,6 +3,7 @@
 mod lanes;
 mod panel;
 mod unpack;
+mod weights;
 
 use crate::portable::Room;
 use crate::portable::lanes::{Bf16Bits, LANES};
@@ -11,6 +12,8 @@ use crate::portable::lanes::{Bf16Bits, LANES};
 pub(crate) struct Scalar;
 
 impl Room for Scalar {
+    const PLAIN: bool = true;
+
     type Lanes = lanes::Lanes;
 
     const REGISTERS: usize = lanes::REGISTERS;
@@ -28,6 +31,43 @@ impl Room for Scalar {
     #[inline(always)]
     unsafe fn load_bf16(values: &[Bf16Bits; LANES]) -> Self::Lanes {
         lanes::load_bf16(values)
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(values: &[u16; LANES]) -> Self::Lanes {
+        weights::load_f16(values)
+    }
+
+    #[inline(always)]
+    unsafe fn load_fp8(values: &[u8; LANES]) -> Self::Lanes {
+        weights::load_fp8(values)
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(values: &[i8; LANES]) -> Self::Lanes {
+        values.map(f32::from)
+    }
+
+    type Int4Scale = f32;
+
+    #[inline(always)]
+    unsafe fn int4_scale(scale: f32) -> Self::Int4Scale {
+        scale
+    }
+
+    #[inline(always)]
+    unsafe fn load_int4(codes: &[u8; LANES / 2], scale: Self::Int4Scale) -> Self::Lanes {
+        weights::load_int4(codes, scale)
+    }
+
+    #[inline(always)]
+    unsafe fn to_int4_order(lanes: Self::Lanes) -> Self::Lanes {
+        lanes
+    }
+
+    #[inline(always)]
+    unsafe fn from_int4_order(lanes: Self::Lanes) -> Self::Lanes {
+        lanes
     }
 
     #[inline(always)]
@@ -107,6 +147,8 @@ impl Room for Scalar {
 crate::table::room_table!(Scalar);
 
 pub(crate) use unpack::{int2, int4};
+#[cfg(target_arch = "aarch64")]
+pub(crate) use weights::{load_f16, load_fp8};
 
 #[cfg(target_arch = "aarch64")]
 pub(crate) use panel::{Ints, dot_int4, dot_int8, transpose};

@@ -3,6 +3,7 @@
 mod lanes;
 mod panel;
 mod unpack;
+mod weights;
 
 /// NEON and the dot-product extension.
 pub(crate) struct DotProd;

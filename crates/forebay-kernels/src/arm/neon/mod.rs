@@ -3,6 +3,7 @@
 pub(crate) mod lanes;
 pub(crate) mod panel;
 pub(crate) mod unpack;
+pub(crate) mod weights;
 
 /// NEON.
 pub(crate) struct Neon;

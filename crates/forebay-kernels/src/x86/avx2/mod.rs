@@ -3,6 +3,7 @@
 mod lanes;
 mod panel;
 mod unpack;
+mod weights;
 
 /// AVX2, FMA and F16C.
 pub(crate) struct Avx2;

@@ -3,6 +3,7 @@
 mod lanes;
 mod panel;
 mod unpack;
+mod weights;
 
 /// AVX-512 F, BW, VL and VNNI.
 pub(crate) struct Avx512;

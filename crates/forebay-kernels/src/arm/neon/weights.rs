@@ -1,0 +1,65 @@
+//! Weights sixteen at a time, widened to f32.
+
+use super::lanes::{Lanes, load, mul, splat};
+use crate::portable::lanes::LANES;
+use crate::scalar;
+use std::arch::aarch64::*;
+
+/// The scale in every lane.
+pub(crate) type Int4Scale = Lanes;
+
+#[inline]
+#[target_feature(enable = "neon")]
+pub(crate) fn load_f16(values: &[u16; LANES]) -> Lanes {
+    load(&scalar::load_f16(values))
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+pub(crate) fn load_fp8(values: &[u8; LANES]) -> Lanes {
+    load(&scalar::load_fp8(values))
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+pub(crate) fn load_i8(values: &[i8; LANES]) -> Lanes {
+    // SAFETY: 16 readable bytes.
+    widen(unsafe { vld1q_s8(values.as_ptr()) })
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn widen(codes: int8x16_t) -> Lanes {
+    let (low, high) = (vmovl_s8(vget_low_s8(codes)), vmovl_s8(vget_high_s8(codes)));
+    [vget_low_s16(low), vget_high_s16(low), vget_low_s16(high), vget_high_s16(high)]
+        .map(|four| vcvtq_f32_s32(vmovl_s16(four)))
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+pub(crate) fn int4_scale(scale: f32) -> Int4Scale {
+    splat(scale)
+}
+
+/// In the order of the columns.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(crate) fn load_int4(codes: &[u8; LANES / 2], scale: Int4Scale) -> Lanes {
+    // SAFETY: 8 readable bytes.
+    let both = unsafe { vld1_u8(codes.as_ptr()) };
+    let (even, odd) = (vand_u8(both, vdup_n_u8(15)), vshr_n_u8::<4>(both));
+    let nibbles = vcombine_u8(vzip1_u8(even, odd), vzip2_u8(even, odd));
+    mul(widen(vsubq_s8(vreinterpretq_s8_u8(nibbles), vdupq_n_s8(8))), scale)
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+pub(crate) fn to_int4_order(lanes: Lanes) -> Lanes {
+    lanes
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+pub(crate) fn from_int4_order(lanes: Lanes) -> Lanes {
+    lanes
+}

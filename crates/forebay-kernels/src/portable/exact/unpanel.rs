@@ -1,0 +1,98 @@
+//! Panels back to rows of the container, a chunk of columns at a time, in the cache.
+
+use super::strip::Strip;
+use crate::portable::{CHUNK, Room};
+use forebay_core::panel::{PANEL_LINE, PANEL_ROWS, PanelShape, PanelView};
+use std::ops::Range;
+
+/// What one transposition takes: a unit of sixteen rows sixteen times.
+const BLOCK: usize = 16 * PANEL_LINE;
+/// Most scales of a row of a chunk: the smallest weight group has sixteen columns.
+const SCALES: usize = CHUNK / 16;
+/// How far ahead of its use a panel is asked for.
+const AHEAD: usize = 4096;
+
+/// A chunk of columns of one panel as rows of the container.
+#[repr(C, align(64))]
+pub(super) struct Unpanelled {
+    /// Rows of [`CHUNK`] bytes; a chunk takes their beginnings.
+    codes: [[u8; CHUNK]; PANEL_ROWS],
+    scales: [[f32; SCALES]; PANEL_ROWS],
+}
+
+impl Unpanelled {
+    pub(super) fn new() -> Self {
+        Self { codes: [[0; CHUNK]; PANEL_ROWS], scales: [[0.0; SCALES]; PANEL_ROWS] }
+    }
+
+    /// Takes in columns `cols` (at most a chunk, from a multiple of [`CHUNK`] on) of a panel.
+    ///
+    /// # Safety
+    /// As the methods of [`Room`].
+    #[inline(always)]
+    pub(super) unsafe fn fill<R: Room>(&mut self, view: &PanelView<'_>, panel: usize, cols: Range<usize>) {
+        let shape = view.shape();
+        let bytes = view.panel(panel);
+        let grouped = shape.codes_at(0) == 0;
+        // Of a format with groups, a line of scales follows the codes of each.
+        let group_units = if grouped { shape.group_cols() / shape.unit_cols() } else { usize::MAX };
+        let units = cols.len().next_multiple_of(16) / shape.unit_cols();
+        let mut words = [0u8; BLOCK];
+        let mut at = shape.codes_at(cols.start);
+        let mut left = group_units;
+        for first in (0..units).step_by(16) {
+            let mut lines = [bytes.as_ptr(); 16];
+            let here = 16.min(units - first);
+            for line in &mut lines[..here] {
+                if left == 0 {
+                    at += PANEL_LINE;
+                    left = group_units;
+                }
+                *line = bytes[at..at + PANEL_LINE].as_ptr();
+                R::prefetch(line.wrapping_add(AHEAD));
+                at += PANEL_LINE;
+                left -= 1;
+            }
+            // SAFETY: 64 bytes from each pointer on (a panel is longer); the instruction set is there.
+            unsafe { R::transpose(lines, &mut words) };
+            for (row, words) in self.codes.iter_mut().zip(words.as_chunks::<PANEL_LINE>().0) {
+                let row = &mut row[4 * first..];
+                match row.first_chunk_mut::<PANEL_LINE>() {
+                    Some(row) => *row = *words,
+                    None => row.copy_from_slice(&words[..row.len()]),
+                }
+            }
+        }
+        let groups = cols.start / shape.group_cols()..cols.end.div_ceil(shape.group_cols());
+        for first in groups.clone().step_by(16) {
+            let lines = std::array::from_fn(|i| {
+                let at = shape.scales_at((first + i).min(groups.end - 1));
+                bytes[at..at + PANEL_LINE].as_ptr()
+            });
+            // SAFETY: as above.
+            unsafe { R::transpose(lines, &mut words) };
+            let to = first - groups.start;
+            for (row, words) in self.scales.iter_mut().zip(words.as_chunks::<PANEL_LINE>().0) {
+                let row: &mut [u8] = bytemuck::cast_slice_mut(&mut row[to..SCALES.min(to + 16)]);
+                row.copy_from_slice(&words[..row.len()]);
+            }
+        }
+    }
+
+    /// Rows `first..first + N` of the chunk, which has `cols` columns of a matrix like `shape`.
+    #[inline(always)]
+    pub(super) fn strip<const N: usize>(
+        &self,
+        shape: &PanelShape,
+        first: usize,
+        cols: usize,
+    ) -> Strip<'_, N> {
+        Strip {
+            format: shape.format(),
+            cols,
+            group: shape.group_cols(),
+            codes: std::array::from_fn(|n| &self.codes[first + n][..]),
+            scales: std::array::from_fn(|n| &self.scales[first + n][..]),
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Weights sixteen at a time, widened to f32.
+
+use super::lanes::{Lanes, mul};
+use crate::portable::lanes::LANES;
+use std::arch::x86_64::*;
+
+/// The scale in every lane.
+pub(super) type Int4Scale = __m256;
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn load_f16(values: &[u16; LANES]) -> Lanes {
+    let start = values.as_ptr().cast::<__m128i>();
+    // SAFETY: 16 readable values of two bytes.
+    unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(start)), _mm256_cvtph_ps(_mm_loadu_si128(start.add(1)))] }
+}
+
+/// As `decode::fp8`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn load_fp8(values: &[u8; LANES]) -> Lanes {
+    // SAFETY: 16 readable bytes.
+    let bytes = unsafe { _mm_loadu_si128(values.as_ptr().cast()) };
+    [bytes, _mm_srli_si128(bytes, 8)].map(|bytes| {
+        // The sign where f32 has it, and the other bits behind it.
+        let top = _mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 24);
+        let (largest, sign) = (_mm256_set1_epi32(0x7F00_0000), _mm256_set1_epi32(i32::MIN));
+        let size = _mm256_and_si256(top, largest);
+        let bias = _mm256_castsi256_ps(_mm256_set1_epi32((120 + 127) << 23));
+        let finite = _mm256_mul_ps(_mm256_castsi256_ps(_mm256_srli_epi32(size, 4)), bias);
+        // All bits set: NaN.
+        let nan = _mm256_cmpeq_epi32(size, largest);
+        let rest = _mm256_or_si256(nan, _mm256_and_si256(top, sign));
+        _mm256_or_ps(finite, _mm256_castsi256_ps(rest))
+    })
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn load_i8(values: &[i8; LANES]) -> Lanes {
+    let (eights, _) = values.as_chunks::<8>();
+    [eights[0], eights[1]].map(|eight| {
+        let bytes = _mm_cvtsi64_si128(i64::from_le_bytes(eight.map(i8::cast_unsigned)));
+        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))
+    })
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn int4_scale(scale: f32) -> Int4Scale {
+    _mm256_set1_ps(scale)
+}
+
+/// The words of columns 0 to 7 and of 8 to 15 alternate, every lane shifting its code to the top.
+/// The order is that of unpacking: 0, 8, 1, 9, 4, 12, 5, 13 and 2, 10, 3, 11, 6, 14, 7, 15.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn load_int4(codes: &[u8; LANES / 2], scale: Int4Scale) -> Lanes {
+    // Value + 8 with its highest bit flipped is the value in two's complement.
+    let all = _mm256_xor_si256(_mm256_set1_epi64x(i64::from_le_bytes(*codes)), _mm256_set1_epi8(-0x78));
+    let shifts =
+        [_mm256_setr_epi32(28, 28, 24, 24, 12, 12, 8, 8), _mm256_setr_epi32(20, 20, 16, 16, 4, 4, 0, 0)];
+    let weights =
+        shifts.map(|shifts| _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_sllv_epi32(all, shifts), 28)));
+    mul(weights, [scale; 2])
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn to_int4_order([low, high]: Lanes) -> Lanes {
+    [_mm256_unpacklo_ps(low, high), _mm256_unpackhi_ps(low, high)]
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn from_int4_order([a, b]: Lanes) -> Lanes {
+    [_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xDD)]
+}

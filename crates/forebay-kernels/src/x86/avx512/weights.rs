@@ -1,0 +1,71 @@
+//! Weights sixteen at a time, widened to f32.
+
+use crate::portable::lanes::LANES;
+use std::arch::x86_64::*;
+
+/// The sixteen weights that the codes of one scale can stand for.
+pub(super) type Int4Scale = __m512;
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn load_f16(values: &[u16; LANES]) -> __m512 {
+    // SAFETY: 16 readable values of two bytes.
+    _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(values.as_ptr().cast()) })
+}
+
+/// As `decode::fp8`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn load_fp8(values: &[u8; LANES]) -> __m512 {
+    // SAFETY: 16 readable bytes.
+    let bytes = unsafe { _mm_loadu_si128(values.as_ptr().cast()) };
+    // The sign where f32 has it, and the other bits behind it.
+    let top = _mm512_slli_epi32(_mm512_cvtepu8_epi32(bytes), 24);
+    let size = _mm512_and_si512(top, _mm512_set1_epi32(0x7F00_0000));
+    let bias = _mm512_castsi512_ps(_mm512_set1_epi32((120 + 127) << 23));
+    let finite = _mm512_mul_ps(_mm512_castsi512_ps(_mm512_srli_epi32(size, 4)), bias);
+    let nan = _mm512_cmpeq_epi32_mask(size, _mm512_set1_epi32(0x7F00_0000));
+    let value = _mm512_mask_mov_ps(finite, nan, _mm512_set1_ps(f32::NAN));
+    let sign = _mm512_set1_epi32(i32::MIN);
+    // value | (top & sign)
+    _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_castps_si512(value), top, sign, 0xF8))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn load_i8(values: &[i8; LANES]) -> __m512 {
+    // SAFETY: 16 readable bytes.
+    let bytes = unsafe { _mm_loadu_si128(values.as_ptr().cast()) };
+    _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn int4_scale(scale: f32) -> Int4Scale {
+    let codes = _mm512_setr_ps(-8., -7., -6., -5., -4., -3., -2., -1., 0., 1., 2., 3., 4., 5., 6., 7.);
+    _mm512_mul_ps(codes, _mm512_set1_ps(scale))
+}
+
+/// A lane looks its weight up by its lowest four bits: the words of columns 0 to 7 and of 8 to 15
+/// alternate, each pair shifted one code further. So the order is 0, 8, 1, 9, ... 7, 15.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn load_int4(codes: &[u8; LANES / 2], scale: Int4Scale) -> __m512 {
+    let all = _mm512_set1_epi64(i64::from_le_bytes(*codes));
+    let shifts = _mm512_setr_epi64(0, 4, 8, 12, 16, 20, 24, 28);
+    _mm512_permutexvar_ps(_mm512_srlv_epi64(all, shifts), scale)
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn to_int4_order(lanes: __m512) -> __m512 {
+    let from = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+    _mm512_permutexvar_ps(from, lanes)
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn from_int4_order(lanes: __m512) -> __m512 {
+    let from = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    _mm512_permutexvar_ps(from, lanes)
+}
