@@ -12,8 +12,8 @@ use crate::weights::AttentionWeights;
 /// Rows that go through `kv_b` together: its rows are decoded once for them.
 pub(super) const ROW_BLOCK: usize = 32;
 
-/// Rows without a selection that share the reading of the cache.
-pub(super) const NEIGHBOURS: usize = 2;
+/// Rows without a selection that share the reading of the cache at most.
+pub(super) const NEIGHBOURS: usize = 4;
 
 /// Absorbed queries, softmax attention in latent space, then the value expansion, into
 /// `scratch.context`.
@@ -74,8 +74,8 @@ fn attend_block(
         rope_keys: key_rows(&cached.rope_keys, 0..end * a.rope),
     };
     let threads = ctx.team.threads();
-    // Whole rows when there are enough of them, so that the cache is read once per part.
-    let part_rows = if block >= 2 * NEIGHBOURS * threads { NEIGHBOURS } else { 1 };
+    // Two parts or more for every thread, then rows that read the cache together.
+    let part_rows = (block / (2 * threads)).clamp(1, NEIGHBOURS);
     let heads = heads_per_part(a.heads, block, threads);
     let parts_per_row = a.heads / heads;
     let (absorbed, rope_queries) = (&scratch.absorbed, &scratch.rope_queries);
