@@ -295,7 +295,7 @@ impl Table {
                 let _ = write!(line, "{:<1$}", "", from.saturating_sub(line.len()));
                 let _ = write!(line, "{} {title} {}", "-".repeat(left), "-".repeat(right));
             }
-            text.push_str(&line);
+            text.push_str(line.trim_end());
             text.push('\n');
         }
         for row in &self.rows {
