@@ -1,7 +1,7 @@
 //! The `forebay` command: verbs over the engine, for people and for scripts.
 //!
 //! - [`args`]: what can be typed. [`settings`]: what it means. [`failure`]: the exit statuses.
-//! - One module per verb: [`run`], [`chat`], [`inspect`], [`score`], [`bench`], [`doctor`].
+//! - One module per verb: [`run`], [`chat`], [`inspect`], [`score`], [`mod@bench`], [`doctor`].
 //! - What they share: [`load`] a model, read a [`prompt`], show an [`answer`], [`progress`], Ctrl-C in
 //!   [`interrupt`], measurements in [`report`], the streams in [`console`].
 //! - [`bundled`]: the model inside the program. [`dirs`]: the user's folders.

@@ -68,6 +68,9 @@ enum What {
     Select,
 }
 
+/// What is measured for each number of threads.
+pub const METERS: usize = ALL.len();
+
 const ALL: [What; 4] = [What::AttendRange, What::AttendList, What::Scores, What::Select];
 
 impl What {
@@ -151,13 +154,14 @@ fn bf16(bytes: &[u8]) -> KeyRows<'_> {
 pub fn run(bench: &Bench<'_>, pace: &mut Pace<'_>, weight: f64) -> Option<Group> {
     let data = Data::random(bench)?;
     let mixed = RefCell::new(vec![0f32; HEADS * LATENT]);
-    let mut meters = Limits::meters(bench.kernels, bench.teams, &data.index_keys);
+    let limits = Limits::meters(bench.kernels, bench.teams, &data.index_keys);
+    let mut meters = Vec::new();
     for team in bench.teams {
         for what in ALL {
             meters.push(meter(bench.kernels, team, what, &data, &mixed));
         }
     }
-    let mut seconds = measure(meters, bench.selection.rounds, bench.sample, pace, weight).into_iter();
+    let mut seconds = measure(limits, meters, bench.selection.rounds, bench.sample, pace, weight).into_iter();
     let limits = Limits::collect(bench.kernels, bench.teams, &data.index_keys, &mut seconds);
     let whats = (0..bench.teams.len()).flat_map(|team| ALL.map(|what| (team, what)));
     let lines = whats.zip(seconds).map(|((team, what), seconds)| Line {

@@ -187,13 +187,14 @@ pub fn run(bench: &Bench<'_>, shape: Shape, pace: &mut Pace<'_>, weight: f64) ->
     let outputs = |one: &Prepared<'_>| one.case.batch * one.cached.shape().rows.max(shape.rows);
     let out = RefCell::new(vec![0f32; prepared.iter().map(outputs).max().unwrap_or(0)]);
     let read = pools.iter().map(Pool::bytes).max_by_key(|bytes| bytes.len()).unwrap_or_default();
-    let mut meters = Limits::meters(bench.kernels, bench.teams, read);
+    let limits = Limits::meters(bench.kernels, bench.teams, read);
+    let mut meters = Vec::new();
     for one in &prepared {
         let team = &bench.teams[one.case.team];
         meters.push(meter(bench.kernels, team, one.case, one.memory, one.rows, &out));
         meters.push(meter(bench.kernels, team, one.case, one.cached, one.cached_rows, &out));
     }
-    let mut seconds = measure(meters, bench.selection.rounds, bench.sample, pace, weight).into_iter();
+    let mut seconds = measure(limits, meters, bench.selection.rounds, bench.sample, pace, weight).into_iter();
     let limits = Limits::collect(bench.kernels, bench.teams, read, &mut seconds);
     let line = |one: &Prepared<'_>| {
         Some(Line {

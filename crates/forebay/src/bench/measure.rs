@@ -9,22 +9,26 @@ use crate::progress::Progress;
 
 /// Bytes that the read limit reads at a time.
 const READ: usize = 32 << 20;
+/// Other meters between two measurements of the limits.
+const BETWEEN_LIMITS: usize = 16;
 /// Parts per thread of the multiply-add limits at a time; each takes a tenth of a millisecond.
 const PARTS: usize = 16;
 
 /// Something that is measured.
 pub struct Meter<'a> {
     work: Box<dyn FnMut() + 'a>,
-    /// How often the work is done in one round.
+    /// How often the work is done in one turn.
     times: u32,
-    /// Seconds for doing it once, one entry per round.
+    /// About how many seconds that takes.
+    expected: f64,
+    /// Seconds for doing it once, one entry per turn.
     seconds: Vec<f64>,
 }
 
 impl<'a> Meter<'a> {
     /// A meter of `work`.
     pub fn new(work: impl FnMut() + 'a) -> Self {
-        Self { work: Box::new(work), times: 1, seconds: Vec::new() }
+        Self { work: Box::new(work), times: 1, expected: 0.0, seconds: Vec::new() }
     }
 
     /// Seconds per time when it is done `times` times in a row.
@@ -57,37 +61,58 @@ impl<'a> Pace<'a> {
     }
 }
 
-/// Measures everything `rounds` times, in turns, each for about `sample` seconds. Returns the seconds of each,
-/// one entry per round. `weight` is this part's weight in `pace`.
-pub fn measure(
-    mut meters: Vec<Meter<'_>>,
+/// Measures `limits` and `others` `rounds` times, in turns, each for about `sample` seconds; the limits
+/// [`limit_turns`] times a round, so that they see the same disturbances as what they are compared with. Returns
+/// the seconds of each, limits first, one entry per turn. `weight` is this part's weight in `pace`.
+pub fn measure<'m>(
+    mut limits: Vec<Meter<'m>>,
+    mut others: Vec<Meter<'m>>,
     rounds: usize,
     sample: f64,
     pace: &mut Pace<'_>,
     weight: f64,
 ) -> Vec<Vec<f64>> {
     // The first time pays for caches and pages; only slow work is timed by it.
-    let mut expected = Vec::with_capacity(meters.len());
-    let count = meters.len() as f64;
-    for (i, meter) in meters.iter_mut().enumerate() {
+    let count = (limits.len() + others.len()) as f64;
+    for (i, meter) in limits.iter_mut().chain(&mut others).enumerate() {
         let first = meter.run(1);
         let once = if first < sample { meter.run(1) } else { first };
         meter.times = (sample / once.max(1e-9)).clamp(1.0, 1e6) as u32;
-        expected.push(f64::from(meter.times) * once);
+        meter.expected = f64::from(meter.times) * once;
         pace.show(weight, (i + 1) as f64 / count / (rounds + 1) as f64);
     }
-    let round: f64 = expected.iter().sum();
+    let cost = |meters: &[Meter<'_>]| meters.iter().map(|meter| meter.expected).sum::<f64>();
+    let round = cost(&limits) * limit_turns(others.len()) as f64 + cost(&others);
     let mut done = round;
+    let mut turn = |meter: &mut Meter<'_>| {
+        let seconds = meter.run(meter.times);
+        meter.seconds.push(seconds);
+        done += meter.expected;
+        pace.show(weight, done / (round * (rounds + 1) as f64));
+    };
     for _ in 0..rounds {
-        for (meter, expected) in meters.iter_mut().zip(&expected) {
-            let seconds = meter.run(meter.times);
-            meter.seconds.push(seconds);
-            done += expected;
-            pace.show(weight, done / (round * (rounds + 1) as f64));
+        if others.is_empty() {
+            limits.iter_mut().for_each(&mut turn);
+        }
+        for some in others.chunks_mut(BETWEEN_LIMITS) {
+            limits.iter_mut().for_each(&mut turn);
+            some.iter_mut().for_each(&mut turn);
         }
     }
     pace.done += weight;
-    meters.into_iter().map(|meter| meter.seconds).collect()
+    limits.into_iter().chain(others).map(|meter| meter.seconds).collect()
+}
+
+/// How often the limits are measured in a round with `others` other meters.
+pub fn limit_turns(others: usize) -> usize {
+    others.div_ceil(BETWEEN_LIMITS).max(1)
+}
+
+/// How far the slowest time lies above the fastest, as a share of the middle one.
+pub fn spread(seconds: &[f64]) -> f64 {
+    let least = seconds.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = seconds.iter().copied().fold(0.0, f64::max);
+    if seconds.is_empty() { 0.0 } else { (most - least) / median(seconds) }
 }
 
 /// The middle one of some numbers, the mean of the middle two if their count is even; 0 of none.
@@ -101,7 +126,7 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// What a number of threads can do at most, in units per second; one entry per round.
+/// What a number of threads can do at most, in units per second; one entry per turn.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// Threads.
@@ -171,26 +196,32 @@ mod tests {
     use std::cell::RefCell;
 
     #[test]
-    fn medians() {
+    fn medians_and_spreads() {
         assert_eq!(median(&[]), 0.0);
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!((spread(&[]), spread(&[4.0, 1.0, 2.0])), (0.0, 1.5));
     }
 
     #[test]
     fn everything_is_measured_once_a_round_in_turns() {
         let log = RefCell::new(Vec::new());
-        let meters = ["a", "b"].map(|name| {
+        let meter = |name: &'static str| {
             let log = &log;
             Meter::new(move || {
                 std::thread::sleep(std::time::Duration::from_millis(2));
                 log.borrow_mut().push(name);
             })
-        });
+        };
         let progress = Progress::start("measuring", Unit::Share, 0);
         let mut pace = Pace::new(&progress, 1.0);
-        let seconds = measure(meters.into(), 3, 0.001, &mut pace, 1.0);
-        assert!(seconds.iter().all(|rounds| rounds.len() == 3 && rounds.iter().all(|s| *s >= 0.002)));
-        assert_eq!(log.into_inner().join(""), "abababab");
+        let others = (0..BETWEEN_LIMITS + 1).map(|_| meter("o")).collect();
+        let seconds = measure(vec![meter("L")], others, 2, 0.001, &mut pace, 1.0);
+        let turns: Vec<usize> = seconds.iter().map(Vec::len).collect();
+        assert_eq!((turns[0], &turns[1..]), (4, &[2; BETWEEN_LIMITS + 1][..]));
+        assert!(seconds.iter().flatten().all(|s| *s >= 0.002));
+        let many = "o".repeat(BETWEEN_LIMITS);
+        let round = format!("L{many}Lo");
+        assert_eq!(log.into_inner().concat(), format!("L{many}o{round}{round}"));
     }
 }

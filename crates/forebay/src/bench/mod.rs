@@ -24,11 +24,11 @@ use crate::progress::{Progress, Unit};
 use crate::settings;
 use cases::Selection;
 use matmul::Bench;
-use measure::Pace;
+use measure::{Pace, limit_turns};
 use show::Results;
 
 /// Seconds that the samples of the quick selection share.
-const QUICK: f64 = 36.0;
+const QUICK: f64 = 40.0;
 /// Seconds that the samples of everything share.
 const FULL: f64 = 900.0;
 /// Seconds of one sample, at least and at most.
@@ -105,13 +105,14 @@ fn kernels(args: &BenchKernelsArgs) -> Result<(), Failure> {
     out.write(&show::results_text(&results))
 }
 
-/// Seconds of one sample, so that all of them take about `budget` seconds: limits, products from memory and
-/// from the cache, attention.
+/// Seconds of one sample, so that all of them take about `budget` seconds: products from memory and from the
+/// cache, attention, and the three limits of each number of threads.
 fn sample(selection: &Selection, budget: f64) -> f64 {
-    let products = if selection.matmul { selection.shapes.len() * 2 * selection.cases().len() } else { 0 };
-    let others = 8 * selection.threads.len() * (1 + selection.shapes.len());
-    let samples = (products + others) * (selection.rounds + 1);
-    (budget / samples as f64).clamp(SAMPLE.0, SAMPLE.1)
+    let with_limits = |others: usize| others + 3 * selection.threads.len() * limit_turns(others);
+    let products = if selection.matmul { 2 * selection.cases().len() } else { 0 };
+    let attention = if selection.attention { latents::METERS * selection.threads.len() } else { 0 };
+    let round = selection.shapes.len() * with_limits(products) + with_limits(attention);
+    (budget / (round * (selection.rounds + 1)) as f64).clamp(SAMPLE.0, SAMPLE.1)
 }
 
 /// About how many seconds the products of a shape take, for the estimate of the time that is left.
@@ -128,5 +129,5 @@ fn shape_weight(bench: &Bench<'_>, shape: Shape) -> f64 {
 
 /// The same for attention and its indexer.
 fn attention_weight(bench: &Bench<'_>) -> f64 {
-    (bench.selection.rounds + 1) as f64 * bench.sample * (7 * bench.teams.len()) as f64
+    (bench.selection.rounds + 1) as f64 * bench.sample * ((3 + latents::METERS) * bench.teams.len()) as f64
 }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use forebay_kernels::{Kernels, limits};
 use serde_json::{Value, json};
 
-use super::measure::{Limits, median};
+use super::measure::{Limits, median, spread};
 use super::{latents, matmul};
 use crate::doctor::Machine;
 
@@ -74,8 +74,8 @@ pub fn results_json(results: &Results) -> Value {
 
 fn limits_json(limits: &[Limits]) -> Value {
     let rates = |rates: &[f64]| {
-        let rounds: Vec<f64> = rates.iter().copied().map(giga).collect();
-        json!({"median": median(&rounds), "rounds": rounds})
+        let samples: Vec<f64> = rates.iter().copied().map(giga).collect();
+        json!({"median": median(&samples), "samples": samples})
     };
     let one = |limits: &Limits| {
         json!({
@@ -164,6 +164,8 @@ pub fn results_text(results: &Results) -> String {
     for group in &results.matmul {
         let _ = writeln!(text, "\nproducts with {} weights", group.shape);
         limits_text(&mut text, results.kernels, &group.limits);
+        let seconds = group.lines.iter().flat_map(|line| [&line.memory.seconds, &line.cache.seconds]);
+        spread_text(&mut text, seconds);
         text.push_str(&products(group));
     }
     if let Some(group) = &results.attention {
@@ -172,6 +174,7 @@ pub fn results_text(results: &Results) -> String {
             "\nattention, one row, bf16 cache: 64 heads, latent 512, rope 64; indexer: 32 heads of 128"
         );
         limits_text(&mut text, results.kernels, &group.limits);
+        spread_text(&mut text, group.lines.iter().map(|line| &line.seconds));
         text.push_str(&attention(group));
     }
     text
@@ -191,6 +194,17 @@ fn limits_text(text: &mut String, kernels: Kernels, all: &[Limits]) {
             limits::float_instructions(kernels),
         );
     }
+}
+
+/// How much to trust the rest.
+fn spread_text<'a>(text: &mut String, seconds: impl Iterator<Item = &'a Vec<f64>>) {
+    let spreads: Vec<f64> = seconds.map(|seconds| 100.0 * spread(seconds)).collect();
+    let most = spreads.iter().copied().fold(0.0, f64::max);
+    let _ = writeln!(
+        text,
+        "  times differ between rounds by {:.0} % (median; at most {most:.0} %)",
+        median(&spreads)
+    );
 }
 
 fn products(group: &matmul::Group) -> String {
@@ -281,7 +295,7 @@ impl Table {
                 let _ = write!(line, "{:<1$}", "", from.saturating_sub(line.len()));
                 let _ = write!(line, "{} {title} {}", "-".repeat(left), "-".repeat(right));
             }
-            text.push_str(&line);
+            text.push_str(line.trim_end());
             text.push('\n');
         }
         for row in &self.rows {

@@ -29,14 +29,16 @@ fn close(value: &Value, want: f64) {
     assert!((value - want).abs() <= 1e-9 * want.abs(), "{value} instead of {want}");
 }
 
+/// The median, which must be that of the `count` values beside it.
 #[track_caller]
-fn median_of_three(value: &Value) -> f64 {
-    let mut rounds: Vec<f64> = value["rounds"].as_array().unwrap().iter().map(number).collect();
-    assert_eq!(rounds.len(), 3);
-    rounds.sort_by(f64::total_cmp);
-    assert!(rounds[0] > 0.0);
-    close(&value["median"], rounds[1]);
-    rounds[1]
+fn median(value: &Value, values: &str, count: usize) -> f64 {
+    let mut all: Vec<f64> = value[values].as_array().unwrap().iter().map(number).collect();
+    assert_eq!(all.len(), count);
+    all.sort_by(f64::total_cmp);
+    assert!(all[0] > 0.0);
+    let middle = (all[(count - 1) / 2] + all[count / 2]) / 2.0;
+    close(&value["median"], middle);
+    middle
 }
 
 /// What must hold for the weights of a line, wherever they lie.
@@ -44,7 +46,7 @@ fn timed(part: &Value, batch: f64, weight_bytes: f64, peak: f64) -> f64 {
     close(&part["weight_bytes"], weight_bytes);
     let multiply_adds = number(&part["rows"]) * number(&part["cols"]) * batch;
     close(&part["multiply_adds"], multiply_adds);
-    let seconds = median_of_three(&part["seconds"]);
+    let seconds = median(&part["seconds"], "rounds", 3);
     close(&part["gb_s"], weight_bytes / seconds / 1e9);
     close(&part["gmac_s"], multiply_adds / seconds / 1e9);
     close(&part["percent_of_peak"], 100.0 * multiply_adds / seconds / 1e9 / peak);
@@ -61,9 +63,9 @@ fn every_percentage_follows_from_the_numbers_beside_it() {
     assert_eq!((&group["rows"], &group["cols"]), (&json!(64), &json!(256)));
     let [limits] = &group["limits"].as_array().unwrap()[..] else { panic!("{found:#}") };
     assert_eq!(limits["threads"], 1);
-    let read = median_of_three(&limits["read_gb_s"]);
-    let integer = median_of_three(&limits["integer_gmac_s"]);
-    let float = median_of_three(&limits["float_gmac_s"]);
+    // Twenty meters a round, and the limits before each sixteen.
+    let limit = |name: &str| median(&limits[name], "samples", 2 * 3);
+    let (read, integer, float) = (limit("read_gb_s"), limit("integer_gmac_s"), limit("float_gmac_s"));
 
     let lines = group["lines"].as_array().unwrap();
     let exact_bf16 = lines.iter().filter(|line| line["format"] == "bf16");
@@ -99,7 +101,7 @@ fn attention_has_its_own_lines() {
     let lines = found["attention"]["lines"].as_array().unwrap();
     assert_eq!(lines.len(), 4);
     for line in lines {
-        let seconds = median_of_three(&line["seconds"]);
+        let seconds = median(&line["seconds"], "rounds", 3);
         close(&line["gb_s"], number(&line["bytes"]) / seconds / 1e9);
         if !line["multiply_adds"].is_null() {
             close(&line["gmac_s"], number(&line["multiply_adds"]) / seconds / 1e9);
