@@ -265,3 +265,69 @@ fn nothing_in_nothing_out() {
         matmul(k, &team, w.view(), Input::exact(&x), &mut y);
     }
 }
+
+/// Every format, group sizes included.
+fn all_formats() -> Vec<Format> {
+    let mut formats = vec![Format::F32, Format::Bf16, Format::F16, Format::Fp8Block];
+    formats.extend([Format::Int8Row, Format::Int4Row, Format::Int2Row]);
+    formats.extend(GroupSize::ALL.map(Format::Int4Group));
+    formats
+}
+
+/// `exact` products of every instruction set and layout against the scalar room's from rows.
+fn exact_agrees(w: &Weights, x: &[f32], batch: usize, what: &str) {
+    let want = product(Kernels::with_isa(Isa::Scalar).unwrap(), w, x, batch, false);
+    for k in kernels() {
+        assert!(same_bits(&product(k, w, x, batch, false), &want), "{k:?} rows {what} x {batch}");
+        if let Some(y) = panel_product(k, w, x, batch, false) {
+            assert!(same_bits(&y, &want), "{k:?} panels {what} x {batch}");
+        }
+    }
+}
+
+#[test]
+fn every_number_of_columns() {
+    let mut next = random(4);
+    for format in all_formats() {
+        for cols in (1..=200).chain([767, 768, 769, 1543]) {
+            let w = Weights::random(format, 3, cols, 1, &mut next);
+            for batch in [1, 3, 7, 33] {
+                let x = floats(batch * cols, 2, &mut next);
+                exact_agrees(&w, &x, batch, &format!("{format} {cols}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn extreme_codes_and_activations() {
+    let (rows, cols) = (17, 77);
+    let mut next = random(5);
+    // Huge numbers of both signs cancel, overflow and make NaN; tiny ones underflow to either zero.
+    let edges = [
+        f32::MAX,
+        f32::MIN,
+        f32::MIN_POSITIVE,
+        -1e-45,
+        1e-45,
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+    ];
+    for format in all_formats() {
+        let mut w = Weights::random(format, rows, cols, 0, &mut next);
+        for (code, scale) in [(0x80, 1.0), (0x00, -0.0), (0x88, -1.0), (0x7F, 1e-38), (0xFF, 1e38)] {
+            w.fill(code, scale);
+            for kinds in [9, 11, 12] {
+                for batch in [1, 2, 5, 13, 20] {
+                    let x: Vec<f32> = (0..batch * cols).map(|_| edges[(next() % kinds) as usize]).collect();
+                    exact_agrees(&w, &x, batch, &format!("{format} {code} {scale} {kinds}"));
+                }
+            }
+        }
+    }
+}

@@ -38,7 +38,7 @@ pub(crate) fn per_scale(view: &MatrixView<'_>) -> usize {
 }
 
 /// The weights of columns `start..start + out.len()` of `row`: code times scale, one rounding.
-/// `start` is a multiple of [`CHUNK`](super::CHUNK) and `out` at most a chunk.
+/// `start` is a multiple of sixteen.
 ///
 /// # Safety
 /// As the methods of [`Room`].
@@ -84,6 +84,7 @@ unsafe fn lines<R: Room, F: Line>(
 ) -> usize {
     let (out, _) = out.as_chunks_mut::<LANES>();
     let codes = &bytes[start / LANES * F::BYTES..][..out.len() * F::BYTES];
+    let ahead = codes.len();
     let mut at = start;
     let mut done = 0;
     while done < out.len() {
@@ -95,7 +96,10 @@ unsafe fn lines<R: Room, F: Line>(
         unsafe {
             let scale = F::scale::<R>(scale);
             for (i, out) in out[done..done + here].iter_mut().enumerate() {
-                let weights = F::line::<R>(codes.as_ptr().add((done + i) * F::BYTES), scale);
+                let codes = codes.as_ptr().add((done + i) * F::BYTES);
+                // The columns after these are likely next.
+                R::prefetch(codes.wrapping_add(ahead));
+                let weights = F::line::<R>(codes, scale);
                 R::store(F::from_order::<R>(weights), out);
             }
         }

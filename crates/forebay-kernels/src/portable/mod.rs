@@ -146,6 +146,12 @@ pub(crate) struct Out {
 }
 
 impl Out {
+    /// The same places without those of the first batch rows.
+    #[inline(always)]
+    pub(crate) fn skip_batch_rows(self, first: usize) -> Self {
+        Self { ptr: self.ptr.wrapping_add(first * self.stride), ..self }
+    }
+
     /// Stores one result.
     ///
     /// # Safety

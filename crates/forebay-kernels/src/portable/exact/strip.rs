@@ -24,44 +24,82 @@ pub(super) struct Strip<'a, const N: usize> {
     pub scales: [&'a [f32]; N],
 }
 
-/// As [`super::rows`]; false, and nothing done, if the batch is better decoded first.
+/// Batch rows that are not worth decoding the weights to memory: several tiles read the codes
+/// again, from the cache.
+#[inline(always)]
+fn most<R: Room>() -> usize {
+    if R::REGISTERS >= 32 { 15 } else { 1 }
+}
+
+/// As [`super::rows`]; false, and nothing done, if the weights are better decoded first.
 ///
 /// # Safety
 /// As [`super::rows`].
 #[inline(always)]
 pub(super) unsafe fn rows<R: Room>(view: &MatrixView<'_>, rows: Range<usize>, x: &[f32], out: Out) -> bool {
-    // SAFETY: passed on to the caller.
-    with_line!(view.format(), F => unsafe {
-        match (x.len() / view.cols().max(1), R::REGISTERS >= 32) {
-            (0, _) => {}
-            (1, true) => blocks::<R, F, 8, 1>(view, rows, x, out),
-            (1, false) => blocks::<R, F, 4, 1>(view, rows, x, out),
-            (2, true) => blocks::<R, F, 4, 2>(view, rows, x, out),
-            (3, true) => blocks::<R, F, 4, 3>(view, rows, x, out),
-            _ => return false,
+    let cols = view.cols();
+    if x.len() / cols.max(1) > most::<R>() {
+        return false;
+    }
+    with_line!(view.format(), F => {
+        for (rows, first, x) in parts(rows, x, cols) {
+            let out = out.skip_batch_rows(first);
+            // SAFETY: passed on to the caller.
+            unsafe {
+                match (x.len() / cols, R::REGISTERS >= 32) {
+                    (1, false) => blocks::<R, F, 4, 1>(view, rows, x, out),
+                    (1, true) => blocks::<R, F, 8, 1>(view, rows, x, out),
+                    (2, _) => blocks::<R, F, 4, 2>(view, rows, x, out),
+                    (3, _) => blocks::<R, F, 4, 3>(view, rows, x, out),
+                    _ => blocks::<R, F, 4, 4>(view, rows, x, out),
+                }
+            }
         }
         true
     }, false)
 }
 
-/// As [`super::panels`]; false, and nothing done, if the batch is better decoded first.
+/// As [`super::panels`]; false, and nothing done, if the weights are better decoded first.
 ///
 /// # Safety
 /// As [`super::panels`].
 #[inline(always)]
 pub(super) unsafe fn panels<R: Room>(view: &PanelView<'_>, rows: Range<usize>, x: &[f32], out: Out) -> bool {
-    // SAFETY: passed on to the caller.
-    with_line!(view.shape().format(), F => unsafe {
-        match (x.len() / view.shape().cols(), R::REGISTERS >= 32) {
-            (0, _) => {}
-            (1, true) => panel_blocks::<R, F, 8, 1>(view, rows, x, out),
-            (1, false) => panel_blocks::<R, F, 4, 1>(view, rows, x, out),
-            (2, true) => panel_blocks::<R, F, 4, 2>(view, rows, x, out),
-            (3, true) => panel_blocks::<R, F, 4, 3>(view, rows, x, out),
-            _ => return false,
+    let cols = view.shape().cols();
+    if x.len() / cols > most::<R>() {
+        return false;
+    }
+    with_line!(view.shape().format(), F => {
+        for (rows, first, x) in parts(rows, x, cols) {
+            let out = out.skip_batch_rows(first);
+            // SAFETY: passed on to the caller.
+            unsafe {
+                match (x.len() / cols, R::REGISTERS >= 32) {
+                    (1, false) => panel_blocks::<R, F, 4, 1>(view, rows, x, out),
+                    (1, true) => panel_blocks::<R, F, 8, 1>(view, rows, x, out),
+                    (2, _) => panel_blocks::<R, F, 4, 2>(view, rows, x, out),
+                    (3, _) => panel_blocks::<R, F, 4, 3>(view, rows, x, out),
+                    _ => panel_blocks::<R, F, 4, 4>(view, rows, x, out),
+                }
+            }
         }
         true
     }, false)
+}
+
+/// Weight rows that stay in the second cache while the tiles of the batch go by, and for each of
+/// these tiles, as equal as can be, its first row and its activations.
+#[inline(always)]
+fn parts(rows: Range<usize>, x: &[f32], cols: usize) -> impl Iterator<Item = (Range<usize>, usize, &[f32])> {
+    let batch = x.len() / cols.max(1);
+    let tile = batch.div_ceil(batch.div_ceil(4).max(1));
+    let end = rows.end;
+    rows.step_by(2 * PANEL_ROWS).flat_map(move |row| {
+        (0..batch).step_by(tile.max(1)).map(move |first| {
+            let x = &x[first * cols..batch.min(first + tile) * cols];
+            (row..end.min(row + 2 * PANEL_ROWS), first, x)
+        })
+    })
 }
 
 /// Row-major weights, `N` rows at a time; at the end, the last one stands in for those missing.
@@ -73,7 +111,7 @@ unsafe fn blocks<R: Room, F: Line, const N: usize, const S: usize>(
     out: Out,
 ) {
     let cols = view.cols();
-    let x = std::array::from_fn(|s| &x[s * cols..(s + 1) * cols]);
+    let x: [&[f32]; S] = std::array::from_fn(|s| &x[s * cols..(s + 1) * cols]);
     for first in rows.clone().step_by(N) {
         let block: [usize; N] = std::array::from_fn(|n| (first + n).min(rows.end - 1));
         let strip = Strip {

@@ -15,6 +15,9 @@ use std::ops::Range;
 const ROWS: usize = PANEL_ROWS;
 /// Weight rows that are decoded together; with a whole chunk of columns they stay in the first cache.
 const HALF: usize = 8;
+/// Columns that are decoded together: half of a [`CHUNK`], so that the activations of a tile
+/// find room beside the weights.
+const COLS: usize = CHUNK / 2;
 /// Batch rows that share one decoding.
 const BATCH: usize = 64;
 
@@ -23,7 +26,7 @@ type RowSums = [Sum; ROWS];
 
 /// Decoded weights.
 #[repr(C, align(64))]
-struct Decoded([[f32; CHUNK]; HALF]);
+struct Decoded([[f32; COLS]; HALF]);
 
 /// Sums of a block of weight rows, on the stack and not cleared before they are used.
 struct Sums(MaybeUninit<[RowSums; BATCH]>);
@@ -47,14 +50,14 @@ impl Sums {
 #[inline(always)]
 pub(super) unsafe fn rows<R: Room>(view: &MatrixView<'_>, rows: Range<usize>, x: &[f32], out: Out) {
     let cols = view.cols();
-    let mut decoded = Decoded([[0.0; CHUNK]; HALF]);
+    let mut decoded = Decoded([[0.0; COLS]; HALF]);
     let mut sums = Sums(MaybeUninit::uninit());
     for first in rows.clone().step_by(ROWS) {
         let here = ROWS.min(rows.end - first);
         for (batch, x) in x.chunks((BATCH * cols).max(1)).enumerate() {
             let sums = sums.zeros(x.len() / cols.max(1));
-            for start in (0..cols).step_by(CHUNK) {
-                let columns = start..cols.min(start + CHUNK);
+            for start in (0..cols).step_by(COLS) {
+                let columns = start..cols.min(start + COLS);
                 for half in (0..here).step_by(HALF) {
                     let some = HALF.min(here - half);
                     for (n, weights) in decoded.0[..some].iter_mut().enumerate() {
@@ -79,16 +82,20 @@ pub(super) unsafe fn panels<R: Room>(view: &PanelView<'_>, rows: Range<usize>, x
     let shape = view.shape();
     let cols = shape.cols();
     let mut chunk = Unpanelled::new();
-    let mut decoded = Decoded([[0.0; CHUNK]; HALF]);
+    let mut decoded = Decoded([[0.0; COLS]; HALF]);
     let mut sums = Sums(MaybeUninit::uninit());
     for first in rows.clone().step_by(ROWS) {
         let here = ROWS.min(rows.end - first);
         for (batch, x) in x.chunks(BATCH * cols).enumerate() {
             let sums = sums.zeros(x.len() / cols);
-            for start in (0..cols).step_by(CHUNK) {
-                let columns = start..cols.min(start + CHUNK);
-                // SAFETY: passed on to the caller.
-                unsafe { chunk.fill::<R>(view, first / PANEL_ROWS, columns.clone()) };
+            for start in (0..cols).step_by(COLS) {
+                let columns = start..cols.min(start + COLS);
+                let inside = start % CHUNK;
+                if inside == 0 {
+                    let all = start..cols.min(start + CHUNK);
+                    // SAFETY: passed on to the caller.
+                    unsafe { chunk.fill::<R>(view, first / PANEL_ROWS, all) };
+                }
                 for half in (0..here).step_by(HALF) {
                     let some = HALF.min(here - half);
                     let strip = chunk.strip::<HALF>(&shape, half, columns.len());
@@ -97,7 +104,14 @@ pub(super) unsafe fn panels<R: Room>(view: &PanelView<'_>, rows: Range<usize>, x
                         let weights = &mut weights[..columns.len()];
                         // SAFETY: passed on to the caller.
                         unsafe {
-                            decode::row_weights::<R>(strip.format, strip.group, codes, scales, 0, weights)
+                            decode::row_weights::<R>(
+                                strip.format,
+                                strip.group,
+                                codes,
+                                scales,
+                                inside,
+                                weights,
+                            )
                         };
                     }
                     // SAFETY: passed on to the caller.
@@ -184,9 +198,9 @@ unsafe fn row_tiles<R: Room, const M: usize, const S: usize>(
     sums: &mut [RowSums],
     to: usize,
 ) {
-    assert!(sums.len() >= S && lines * LANES <= CHUNK && x.len() >= (S - 1) * cols + lines * LANES);
+    assert!(sums.len() >= S && lines * LANES <= COLS && x.len() >= (S - 1) * cols + lines * LANES);
     for first in (0..some).step_by(M) {
-        let weights: &[[f32; CHUNK]] = &decoded.0[first..first + M];
+        let weights: &[[f32; COLS]] = &decoded.0[first..first + M];
         // SAFETY: passed on to the caller; every row was just checked to have these lines.
         unsafe {
             let mut acc = [[R::splat(0.0); S]; M];

@@ -38,13 +38,16 @@ impl Unpanelled {
         let group_units = if grouped { shape.group_cols() / shape.unit_cols() } else { usize::MAX };
         let units = cols.len().next_multiple_of(16) / shape.unit_cols();
         let mut words = [0u8; BLOCK];
+        let mut scale_lines = [bytes.as_ptr(); SCALES];
+        let mut groups = 0;
         let mut at = shape.codes_at(cols.start);
         let mut left = group_units;
         for first in (0..units).step_by(16) {
             let mut lines = [bytes.as_ptr(); 16];
-            let here = 16.min(units - first);
-            for line in &mut lines[..here] {
+            for line in &mut lines[..16.min(units - first)] {
                 if left == 0 {
+                    scale_lines[groups] = bytes[at..at + PANEL_LINE].as_ptr();
+                    groups += 1;
                     at += PANEL_LINE;
                     left = group_units;
                 }
@@ -56,25 +59,19 @@ impl Unpanelled {
             // SAFETY: 64 bytes from each pointer on (a panel is longer); the instruction set is there.
             unsafe { R::transpose(lines, &mut words) };
             for (row, words) in self.codes.iter_mut().zip(words.as_chunks::<PANEL_LINE>().0) {
-                let row = &mut row[4 * first..];
-                match row.first_chunk_mut::<PANEL_LINE>() {
-                    Some(row) => *row = *words,
-                    None => row.copy_from_slice(&words[..row.len()]),
-                }
+                row.as_chunks_mut::<PANEL_LINE>().0[first / 16] = *words;
             }
         }
-        let groups = cols.start / shape.group_cols()..cols.end.div_ceil(shape.group_cols());
-        for first in groups.clone().step_by(16) {
-            let lines = std::array::from_fn(|i| {
-                let at = shape.scales_at((first + i).min(groups.end - 1));
-                bytes[at..at + PANEL_LINE].as_ptr()
-            });
+        if grouped {
+            scale_lines[groups] = bytes[at..at + PANEL_LINE].as_ptr();
+        }
+        groups += 1;
+        for (block, lines) in scale_lines.as_chunks::<16>().0.iter().enumerate().take(groups.div_ceil(16)) {
             // SAFETY: as above.
-            unsafe { R::transpose(lines, &mut words) };
-            let to = first - groups.start;
+            unsafe { R::transpose(*lines, &mut words) };
             for (row, words) in self.scales.iter_mut().zip(words.as_chunks::<PANEL_LINE>().0) {
-                let row: &mut [u8] = bytemuck::cast_slice_mut(&mut row[to..SCALES.min(to + 16)]);
-                row.copy_from_slice(&words[..row.len()]);
+                *bytemuck::cast_mut::<[f32; 16], [u8; PANEL_LINE]>(&mut row.as_chunks_mut().0[block]) =
+                    *words;
             }
         }
     }
@@ -87,12 +84,12 @@ impl Unpanelled {
         first: usize,
         cols: usize,
     ) -> Strip<'_, N> {
-        Strip {
-            format: shape.format(),
-            cols,
-            group: shape.group_cols(),
-            codes: std::array::from_fn(|n| &self.codes[first + n][..]),
-            scales: std::array::from_fn(|n| &self.scales[first + n][..]),
+        let mut codes = [&self.codes[first][..]; N];
+        let mut scales = [&self.scales[first][..]; N];
+        for n in 1..N {
+            codes[n] = &self.codes[first + n];
+            scales[n] = &self.scales[first + n];
         }
+        Strip { format: shape.format(), cols, group: shape.group_cols(), codes, scales }
     }
 }

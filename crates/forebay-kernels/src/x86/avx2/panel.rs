@@ -123,10 +123,12 @@ pub(super) unsafe fn transpose(rows: [*const u8; PANEL_ROWS], out: &mut [u8; 16 
         for eight in 0..2 {
             // SAFETY: 64 readable bytes a row, 64 writable bytes a line; the caller has checked for AVX2.
             unsafe {
-                let rows: [__m256i; 8] =
-                    std::array::from_fn(|i| _mm256_loadu_si256(rows[8 * half + i].add(32 * eight).cast()));
+                let mut r = [_mm256_setzero_si256(); 8];
+                for i in 0..8 {
+                    r[i] = _mm256_loadu_si256(rows[8 * half + i].add(32 * eight).cast());
+                }
                 let start = out.as_mut_ptr().add(8 * eight * PANEL_LINE + 32 * half);
-                transpose_eight(rows, start);
+                transpose_eight(r, start);
             }
         }
     }

@@ -113,7 +113,11 @@ pub(super) fn prefetch(at: *const u8) {
 pub(super) unsafe fn transpose(rows: [*const u8; PANEL_ROWS], out: &mut [u8; 16 * PANEL_LINE]) {
     // SAFETY: 64 readable bytes each, 64 writable bytes a line; the caller has checked for AVX-512.
     unsafe {
-        let r: [__m512i; 16] = rows.map(|row| _mm512_loadu_si512(row.cast()));
+        // A loop, because the compiler does not inline the closure of a map over sixteen.
+        let mut r = [_mm512_setzero_si512(); 16];
+        for i in 0..16 {
+            r[i] = _mm512_loadu_si512(rows[i].cast());
+        }
         let mut fours = [_mm512_setzero_si512(); 16];
         for i in 0..4 {
             let [a, b, c, d] = [r[4 * i], r[4 * i + 1], r[4 * i + 2], r[4 * i + 3]];
