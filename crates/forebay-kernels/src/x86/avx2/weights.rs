@@ -37,11 +37,10 @@ pub(super) fn load_fp8(values: &[u8; LANES]) -> Lanes {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn load_i8(values: &[i8; LANES]) -> Lanes {
-    let (eights, _) = values.as_chunks::<8>();
-    [eights[0], eights[1]].map(|eight| {
-        let bytes = _mm_cvtsi64_si128(i64::from_le_bytes(eight.map(i8::cast_unsigned)));
-        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))
-    })
+    let start = values.as_ptr().cast::<__m128i>();
+    // SAFETY: 8 readable bytes, twice.
+    let (low, high) = unsafe { (_mm_loadl_epi64(start), _mm_loadl_epi64(start.byte_add(8))) };
+    [_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high))]
 }
 
 #[inline]
@@ -57,10 +56,11 @@ pub(super) fn int4_scale(scale: f32) -> Int4Scale {
 pub(super) fn load_int4(codes: &[u8; LANES / 2], scale: Int4Scale) -> Lanes {
     // Value + 8 with its highest bit flipped is the value in two's complement.
     let all = _mm256_xor_si256(_mm256_set1_epi64x(i64::from_le_bytes(*codes)), _mm256_set1_epi8(-0x78));
-    let shifts =
-        [_mm256_setr_epi32(28, 28, 24, 24, 12, 12, 8, 8), _mm256_setr_epi32(20, 20, 16, 16, 4, 4, 0, 0)];
-    let weights =
-        shifts.map(|shifts| _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_sllv_epi32(all, shifts), 28)));
+    let shifts = _mm256_setr_epi32(28, 28, 24, 24, 12, 12, 8, 8);
+    let first = _mm256_srai_epi32(_mm256_sllv_epi32(all, shifts), 28);
+    let shifts = _mm256_setr_epi32(20, 20, 16, 16, 4, 4, 0, 0);
+    let second = _mm256_srai_epi32(_mm256_sllv_epi32(all, shifts), 28);
+    let weights = [_mm256_cvtepi32_ps(first), _mm256_cvtepi32_ps(second)];
     mul(weights, [scale; 2])
 }
 
