@@ -107,6 +107,3 @@ impl Room for Scalar {
 crate::table::room_table!(Scalar);
 
 pub(crate) use unpack::{int2, int4};
-
-#[cfg(target_arch = "aarch64")]
-pub(crate) use panel::{Ints, dot_int4, dot_int8, transpose};
