@@ -1,6 +1,7 @@
 //! Forebay's side: its quantised matrices, its team of threads.
 
 use forebay_core::format::GroupSize;
+use forebay_core::panel::{PanelShape, PanelView};
 use forebay_core::quant::{Encoded, encode};
 use forebay_core::{Format, view::MatrixView};
 use forebay_kernels::{Activations, Input, Kernels, Team, matmul};
@@ -13,6 +14,8 @@ use crate::contender::{Contender, Shape};
 enum Layout {
     /// Row after row, as in a container.
     Rows,
+    /// Sixteen rows at a time.
+    Panels,
 }
 
 /// A weight format in one of its layouts.
@@ -28,6 +31,7 @@ impl Kind {
     pub fn name(&self) -> String {
         let layout = match self.layout {
             Layout::Rows => "rows",
+            Layout::Panels => "panels",
         };
         format!("forebay {} {layout}", self.format)
     }
@@ -37,15 +41,35 @@ impl Kind {
 pub fn kinds() -> Vec<Kind> {
     let int4 = Format::Int4Group(GroupSize::new(64).expect("groups of 64 are allowed"));
     let formats = [(int4, 4), (Format::Int8Row, 8)];
-    let layouts = [Layout::Rows];
+    let layouts = [Layout::Rows, Layout::Panels];
     let kinds = formats.map(|(format, bits)| layouts.map(|layout| Kind { format, bits, layout }));
     kinds.into_iter().flatten().collect()
 }
 
 /// One matrix in memory of its own.
 #[derive(Debug)]
-struct Matrix {
-    encoded: Encoded,
+enum Matrix {
+    Rows(Encoded),
+    Panels { shape: PanelShape, memory: Vec<u8>, start: usize },
+}
+
+impl Matrix {
+    /// The rows `encoded` in panels, which begin at a cache line.
+    fn panels(format: Format, shape: Shape, encoded: &Encoded) -> Self {
+        let panels = PanelShape::new(format, shape.rows, shape.cols).expect("an integer format has panels");
+        let mut memory = vec![0u8; panels.bytes() + LINE];
+        let start = memory.as_ptr().align_offset(LINE);
+        panels.pack(&rows(format, shape, encoded), &mut memory[start..start + panels.bytes()]);
+        Matrix::Panels { shape: panels, memory, start }
+    }
+}
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+fn rows(format: Format, shape: Shape, encoded: &Encoded) -> MatrixView<'_> {
+    MatrixView::new(format, shape.rows, shape.cols, &encoded.codes, &encoded.scales)
+        .expect("the codes and scales of this shape")
 }
 
 /// Several equal matrices.
@@ -70,7 +94,8 @@ impl Weights {
         let copies = total_bytes.div_ceil(bytes);
         let matrices = (0..copies)
             .map(|_| match kind.layout {
-                Layout::Rows => Matrix { encoded: encoded.clone() },
+                Layout::Rows => Matrix::Rows(encoded.clone()),
+                Layout::Panels => Matrix::panels(kind.format, shape, &encoded),
             })
             .collect();
         Self { kind, shape, bytes, matrices }
@@ -100,13 +125,20 @@ impl<'a> Products<'a> {
 
     /// One product, both layouts.
     fn product(&mut self, matrix: &Matrix) {
-        let (kernels, shape) = (self.kernels, self.weights.shape);
+        let (kernels, team, y) = (self.kernels, &self.team, &mut self.y);
         self.activations.quantise(kernels, self.x);
         let input = Input::int8(self.x, &self.activations);
-        let Encoded { codes, scales } = &matrix.encoded;
-        let view = MatrixView::new(self.weights.kind.format, shape.rows, shape.cols, codes, scales)
-            .expect("the codes and scales of this shape");
-        matmul(kernels, &self.team, view, input, &mut self.y);
+        match matrix {
+            Matrix::Rows(encoded) => {
+                let view = rows(self.weights.kind.format, self.weights.shape, encoded);
+                matmul(kernels, team, view, input, y);
+            }
+            Matrix::Panels { shape, memory, start } => {
+                let bytes = &memory[*start..start + shape.bytes()];
+                let view = PanelView::new(*shape, bytes).expect("the bytes of this shape");
+                matmul(kernels, team, view, input, y);
+            }
+        }
     }
 }
 

@@ -18,7 +18,18 @@ pub enum KeyRows<'a> {
     Bf16(&'a [u16]),
 }
 
-impl KeyRows<'_> {
+impl<'a> KeyRows<'a> {
+    /// The numbers of `range`.
+    ///
+    /// # Panics
+    /// If it does not lie inside.
+    pub fn slice(self, range: Range<usize>) -> KeyRows<'a> {
+        match self {
+            KeyRows::F32(values) => KeyRows::F32(&values[range]),
+            KeyRows::Bf16(values) => KeyRows::Bf16(&values[range]),
+        }
+    }
+
     /// How many numbers there are.
     pub fn len(&self) -> usize {
         match self {

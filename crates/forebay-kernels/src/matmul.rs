@@ -1,6 +1,7 @@
 //! Matrix products: which rows, which arithmetic, which thread.
 
 use crate::portable::Out;
+use crate::portable::combine::Coefficients;
 use crate::{Activations, Kernels, Team};
 use forebay_core::panel::PanelView;
 use forebay_core::view::MatrixView;
@@ -236,9 +237,30 @@ pub fn combine_rows(
     coefficients: &[f32],
     out: &mut [f32],
 ) {
-    assert!(rows.end <= weights.rows(), "rows {rows:?} of a matrix of {}", weights.rows());
     assert_eq!(coefficients.len(), rows.len(), "one coefficient per row");
     assert_eq!(out.len(), weights.cols(), "one output per column");
+    combine_batch(kernels, weights, rows, coefficients, 0, out);
+}
+
+/// As [`combine_rows`] for a batch of combinations, the weights decoded once for all: `out` is
+/// `[batch, weights.cols()]`, and the coefficients of combination `b` start at
+/// `coefficients[b * stride]`. The same bits as one by one.
+///
+/// # Panics
+/// If the shapes do not fit or the rows leave the matrix.
+pub fn combine_batch(
+    kernels: Kernels,
+    weights: MatrixView<'_>,
+    rows: Range<usize>,
+    coefficients: &[f32],
+    stride: usize,
+    out: &mut [f32],
+) {
+    assert!(rows.end <= weights.rows(), "rows {rows:?} of a matrix of {}", weights.rows());
+    assert_eq!(out.len() % weights.cols().max(1), 0, "outputs must be whole rows");
+    let Some(last) = (out.len() / weights.cols().max(1)).checked_sub(1) else { return };
+    assert!(last * stride + rows.len() <= coefficients.len(), "one coefficient per row and combination");
+    let coefficients = Coefficients { values: coefficients, stride };
     // SAFETY: the processor has the instruction set (see `Kernels::table`).
     unsafe { (kernels.table().combine)(&weights, rows, coefficients, out) }
 }

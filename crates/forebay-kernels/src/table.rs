@@ -6,6 +6,7 @@ use crate::activations::{GROUP, GroupTotals};
 use crate::attention::{AttendScratch, Attended, AttentionRows, KeyCache, KeyRows};
 use crate::indexer::{IndexQueries, ScoreScratch};
 use crate::portable::Out;
+use crate::portable::combine::Coefficients;
 use forebay_core::panel::PanelView;
 use forebay_core::view::MatrixView;
 use std::ops::Range;
@@ -18,7 +19,7 @@ pub(crate) struct Table {
     pub exact_panels: unsafe fn(&PanelView<'_>, Range<usize>, &[f32], Out),
     pub int8_rows: unsafe fn(&MatrixView<'_>, Range<usize>, &Activations, Out),
     pub int8_panels: unsafe fn(&PanelView<'_>, Range<usize>, &Activations, Out),
-    pub combine: unsafe fn(&MatrixView<'_>, Range<usize>, &[f32], &mut [f32]),
+    pub combine: unsafe fn(&MatrixView<'_>, Range<usize>, Coefficients<'_>, &mut [f32]),
     pub quantise_row: QuantiseFn,
     pub dot: unsafe fn(&[f32], &[f32]) -> f32,
     pub axpy: unsafe fn(f32, &[f32], &mut [f32]),
@@ -55,7 +56,8 @@ macro_rules! room_table {
             use crate::attention::{AttendScratch, Attended, AttentionRows, KeyCache, KeyRows};
             use crate::indexer::{IndexQueries, ScoreScratch};
             use crate::portable::lanes;
-            use crate::portable::{Out, attend, exact, exp, int8, norm, quantise, score, select};
+            use crate::portable::combine::Coefficients;
+            use crate::portable::{Out, attend, combine, exact, exp, int8, norm, quantise, score, select};
             use forebay_core::panel::PanelView;
             use forebay_core::view::MatrixView;
             use std::ops::Range;
@@ -81,9 +83,14 @@ macro_rules! room_table {
                 unsafe { int8::panels::<$room>(w, rows, x, out) }
             }
             $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn combine(w: &MatrixView<'_>, rows: Range<usize>, c: &[f32], out: &mut [f32]) {
+            pub(super) unsafe fn combine(
+                w: &MatrixView<'_>,
+                rows: Range<usize>,
+                c: Coefficients<'_>,
+                out: &mut [f32],
+            ) {
                 // SAFETY: the rules of the table are those of the body.
-                unsafe { exact::combine::<$room>(w, rows, c, out) }
+                unsafe { combine::combine::<$room>(w, rows, c, out) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn quantise_row(

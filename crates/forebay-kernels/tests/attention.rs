@@ -3,8 +3,9 @@
 
 mod common;
 
-use common::{floats, kernels, random, same_bits};
+use common::{Weights, any_format, floats, kernels, random, same_bits};
 use forebay_core::float::{bf16_to_f32, f32_to_bf16};
+use forebay_core::quant::decode_row;
 use forebay_kernels::*;
 use proptest::prelude::*;
 
@@ -251,6 +252,40 @@ proptest! {
                 index_scores(k, &query, keys, &mut scratch, &mut found);
                 prop_assert!(same_bits(&found, &want), "{k:?} {keys:?}");
             }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn a_batch_of_combinations_is_each_by_itself(
+        format in any_format(),
+        (first, rows, cols) in (0..4usize, 1..40usize, 1..900usize),
+        (batch, gap) in (0..10usize, 0..5usize),
+        seed in any::<u64>(),
+    ) {
+        let mut next = random(seed);
+        let w = Weights::random(format, first + rows, cols, 0, &mut next);
+        let stride = rows + gap;
+        let coefficients = floats(batch * stride, 2, &mut next);
+        let start = floats(batch * cols, 1, &mut next);
+        // Section 3.3.
+        let mut want = start.clone();
+        for i in 0..rows {
+            let mut row = vec![0f32; cols];
+            decode_row(&w.view(), first + i, &mut row);
+            for (b, out) in want.chunks_exact_mut(cols).enumerate() {
+                for (o, w) in out.iter_mut().zip(&row) {
+                    *o = coefficients[b * stride + i].mul_add(*w, *o);
+                }
+            }
+        }
+        for k in kernels() {
+            let mut found = start.clone();
+            combine_batch(k, w.view(), first..first + rows, &coefficients, stride, &mut found);
+            prop_assert!(same_bits(&found, &want), "{k:?}");
         }
     }
 }

@@ -219,7 +219,7 @@ pub fn forward(
     for (token, row) in tokens.iter().zip(ws.x.chunks_exact_mut(spec.hidden)) {
         ctx.model.embedding.decode_row(*token as usize, row);
     }
-    ws.attention.begin(tokens.len());
+    ws.attention.begin(spec, tokens.len(), start + tokens.len());
     for (l, layer) in ctx.model.layers.iter().enumerate() {
         if cancel.is_cancelled() {
             return Err(ForwardError::Cancelled);

@@ -9,6 +9,8 @@ use forebay_engine::EngineOptions;
 use forebay_kernels::Isa;
 use forebay_model::{Arith, KvDtype};
 
+use crate::bench::{Layout, Shape};
+
 const ABOUT: &str = "Run giant Mixture-of-Experts models on any machine, by streaming experts from disk";
 
 const LONG_ABOUT: &str = "\
@@ -81,6 +83,8 @@ pub enum Verb {
     /// each scored from scratch. A text may have up to 16 MiB: it is encoded in one piece, which takes memory
     /// beside that of --memory.
     Score(ScoreArgs),
+    /// Measure the speed of the arithmetic on this machine
+    Bench(BenchArgs),
     /// Say what this machine has, what Forebay would use of it, and what costs speed
     Doctor(DoctorArgs),
 }
@@ -170,6 +174,75 @@ pub struct ScoreArgs {
     /// How to run the model.
     #[command(flatten)]
     pub engine: EngineArgs,
+}
+
+/// `forebay bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// What to measure.
+    #[command(subcommand)]
+    pub what: BenchWhat,
+}
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub enum BenchWhat {
+    /// Measure the kernels beside what this machine can do at most
+    ///
+    /// Weight products with the sizes of GLM-5.2 and random weights, from memory and from the cache, then
+    /// attention and its indexer. The limits (reading memory, multiply-adds in registers) are measured in the
+    /// same rounds. Takes about a minute; no model is needed. docs/benchmarks.md says how to read the result.
+    Kernels(BenchKernelsArgs),
+}
+
+/// `forebay bench kernels`. Lists are separated by commas.
+#[derive(Debug, Args)]
+pub struct BenchKernelsArgs {
+    /// Print one JSON object with every round instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Measure every shape, batch and number of threads; takes much longer
+    #[arg(long)]
+    pub full: bool,
+    /// What to measure [default: matmul,attention]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT")]
+    pub what: Vec<KernelArg>,
+    /// Weight formats [default: int4-g64,int4-row,int8]
+    #[arg(long, value_delimiter = ',', value_name = "FORMAT")]
+    pub format: Vec<Format>,
+    /// Shapes of weight matrices, as ROWSxCOLUMNS [default: 2048x6144]
+    #[arg(long, value_delimiter = ',', value_name = "SHAPE")]
+    pub shape: Vec<Shape>,
+    /// How weights lie in memory [default: panels,rows]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "LAYOUT")]
+    pub layout: Vec<Layout>,
+    /// Arithmetics [default: int8,exact]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "ARITH")]
+    pub arith: Vec<ArithArg>,
+    /// Rows of activations [default: 1,2,4,8,64]
+    #[arg(long, value_delimiter = ',', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub batch: Vec<u16>,
+    /// Compute threads [default: one, and the cores that may be used]
+    #[arg(long, value_delimiter = ',', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Vec<u16>,
+    /// How often everything is measured, in turns; the median counts
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub rounds: u16,
+    /// Memory for weights [default: a quarter of what is available]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub memory: Option<ByteSize>,
+    /// Instruction set: scalar, avx2, avx512, neon or neon-dotprod [default: the best there is]
+    #[arg(long, value_name = "ISA")]
+    pub cpu_features: Option<Isa>,
+}
+
+/// `--what` of `forebay bench kernels`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KernelArg {
+    /// Products of weights and activations
+    Matmul,
+    /// Attention over cached keys, and its indexer
+    Attention,
 }
 
 /// `forebay doctor`.
@@ -276,7 +349,7 @@ pub enum KvDtypeArg {
 }
 
 /// `--arith`.
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ArithArg {
     /// Weights and activations in single precision
     Exact,
@@ -360,6 +433,12 @@ mod tests {
             "inspect a --model b",
             "score --file a --ids b",
             "score x --window 1",
+            "bench",
+            "bench kernels --shape 2048",
+            "bench kernels --format q4_0",
+            "bench kernels --batch 0",
+            "bench kernels --rounds 0",
+            "bench kernels --what speed",
         ] {
             let words = ["forebay"].into_iter().chain(line.split_whitespace());
             let error = Cli::try_parse_from(words).expect_err(line);

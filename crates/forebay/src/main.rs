@@ -1,7 +1,7 @@
 //! The `forebay` command: verbs over the engine, for people and for scripts.
 //!
 //! - [`args`]: what can be typed. [`settings`]: what it means. [`failure`]: the exit statuses.
-//! - One module per verb: [`run`], [`chat`], [`inspect`], [`score`], [`doctor`].
+//! - One module per verb: [`run`], [`chat`], [`inspect`], [`score`], [`mod@bench`], [`doctor`].
 //! - What they share: [`load`] a model, read a [`prompt`], show an [`answer`], [`progress`], Ctrl-C in
 //!   [`interrupt`], measurements in [`report`], the streams in [`console`].
 //! - [`bundled`]: the model inside the program. [`dirs`]: the user's folders.
@@ -10,6 +10,7 @@
 
 mod answer;
 mod args;
+mod bench;
 mod bundled;
 mod chat;
 mod console;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         Verb::Chat(args) => chat::run(args),
         Verb::Inspect(args) => inspect::run(args),
         Verb::Score(args) => score::run(args),
+        Verb::Bench(args) => bench::run(args),
         Verb::Doctor(args) => doctor::run(args),
     };
     let Err(failure) = done else { return ExitCode::SUCCESS };

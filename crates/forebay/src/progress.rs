@@ -24,6 +24,8 @@ pub enum Unit {
     Bytes,
     /// Tokens.
     Tokens,
+    /// A share of the whole, shown in percent.
+    Share,
 }
 
 /// Work under way. Dropping it takes its line away.
@@ -104,11 +106,12 @@ fn tick(shared: &Shared, label: &str, unit: Unit, rich: bool) {
 fn line(label: &str, unit: Unit, done: u64, total: u64, elapsed: Duration) -> String {
     let amount = |n: u64| match unit {
         Unit::Bytes => ByteSize(n).to_string(),
-        Unit::Tokens => n.to_string(),
+        Unit::Tokens | Unit::Share => n.to_string(),
     };
     let word = if unit == Unit::Tokens { " tokens" } else { "" };
     let counted = match (done, total) {
         (0, 0) => String::new(),
+        _ if unit == Unit::Share => format!(" {} %,", (100.0 * done as f64 / total.max(1) as f64).floor()),
         (_, 0) => format!(" {}{word},", amount(done)),
         _ => format!(" {} of {}{word},", amount(done), amount(total)),
     };
@@ -145,6 +148,8 @@ mod tests {
         assert_eq!(at(1, 7201, 1), "reading: 1 of 7201 tokens, 1 s, about 2 h 0 min left");
         let loading = line("loading", Unit::Bytes, 1_000_000, 4_000_000, Duration::from_secs(2));
         assert_eq!(loading, "loading: 1.00 MB of 4.00 MB, 2 s, about 6 s left");
+        let share = line("measuring", Unit::Share, 299, 1000, Duration::from_secs(3));
+        assert_eq!(share, "measuring: 29 %, 3 s, about 7 s left");
     }
 
     #[test]

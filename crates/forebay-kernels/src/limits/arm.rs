@@ -30,7 +30,7 @@ pub(super) static NEON: Chains = Chains {
 macro_rules! renew {
     ($value:expr) => {
         // SAFETY: no instruction at all.
-        unsafe { asm!("/* {0} */", inout(vreg) $value, options(nomem, nostack, preserves_flags)) }
+        unsafe { asm!("/* {0:v} */", inout(vreg) $value, options(nomem, nostack, preserves_flags)) }
     };
 }
 

@@ -1,17 +1,20 @@
 //! Memory to measure with: on large pages where the system grants them, and really there.
 
 use std::alloc::{Layout, alloc, dealloc};
+use std::num::NonZero;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
 /// The usual size of a large page.
 const LARGE_PAGE: usize = 1 << 21;
+/// An aligned address for no bytes.
+const NOWHERE: NonZero<usize> = NonZero::new(LARGE_PAGE).unwrap();
 
 /// Bytes of their own, zero at first, aligned to 2 MiB. Every page has been written, so no
 /// measurement pays for its first use; on Linux large pages are asked for before that.
 #[derive(Debug)]
 pub struct Buffer {
-    /// Dangling when there are no bytes.
+    /// [`NOWHERE`] when there are no bytes.
     start: NonNull<u8>,
     len: usize,
 }
@@ -25,7 +28,7 @@ impl Buffer {
     /// `len` zero bytes; `None` if the system refuses them.
     pub fn zeroed(len: usize) -> Option<Self> {
         if len == 0 {
-            return Some(Self { start: NonNull::dangling(), len });
+            return Some(Self { start: NonNull::without_provenance(NOWHERE), len });
         }
         // SAFETY: the layout has at least one page.
         let start = NonNull::new(unsafe { alloc(layout(len)?) })?;
@@ -90,9 +93,7 @@ mod tests {
             assert!(buffer.iter().all(|byte| *byte == 0));
             buffer.fill(7);
             assert!(buffer.iter().all(|byte| *byte == 7));
-            if len > 0 {
-                assert_eq!(buffer.as_ptr().addr() % LARGE_PAGE, 0);
-            }
+            assert_eq!(buffer.as_ptr().addr() % LARGE_PAGE, 0);
         }
         assert!(Buffer::zeroed(usize::MAX).is_none());
         assert!(Buffer::zeroed(1 << 62).is_none());

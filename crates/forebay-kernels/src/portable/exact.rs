@@ -111,25 +111,3 @@ unsafe fn block<R: Room, const N: usize>(view: &MatrixView<'_>, row: usize, x: &
         }
     }
 }
-
-/// `out[c] = fma(coefficients[i], W[rows.start + i][c], out[c])` for rows in ascending order.
-///
-/// # Safety
-/// The processor has the room's instruction set.
-#[inline(always)]
-pub(crate) unsafe fn combine<R: Room>(
-    view: &MatrixView<'_>,
-    rows: Range<usize>,
-    coefficients: &[f32],
-    out: &mut [f32],
-) {
-    let mut weights = [0f32; CHUNK];
-    for (chunk, out) in out.chunks_mut(CHUNK).enumerate() {
-        let weights = &mut weights[..out.len()];
-        for (row, coefficient) in rows.clone().zip(coefficients) {
-            // SAFETY: passed on to the caller.
-            unsafe { decode::weights::<R>(view, row, chunk * CHUNK, weights) };
-            lanes::axpy(*coefficient, weights, out);
-        }
-    }
-}

@@ -7,6 +7,7 @@
 //! reorders or contracts float operations by itself.
 
 pub(crate) mod attend;
+pub(crate) mod combine;
 pub(crate) mod decode;
 pub(crate) mod exact;
 pub(crate) mod exp;

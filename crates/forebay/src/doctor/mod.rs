@@ -54,16 +54,11 @@ fn advice(machine: &Machine, isa: Isa, threads: usize, debug: bool) -> Vec<Strin
                 .to_owned(),
         );
     }
-    if let Some(allowed) = machine.allowed.as_ref().map(Vec::len).filter(|allowed| *allowed > threads) {
+    // There is a thread for each core, unless a quota allows less.
+    if let Some(cores) = machine.cores.filter(|cores| *cores > threads) {
         all.push(format!(
-            "a control group limits processor time to that of {threads} of the {allowed} processors; raise its \
-             CPU limit (a container's --cpus) to use them all"
-        ));
-    }
-    if let Some(cores) = machine.cores.filter(|cores| *cores < threads) {
-        all.push(format!(
-            "{threads} threads would share {cores} cores; --threads {cores} may be faster, and \
-             forebay bench kernels --threads {cores},{threads} measures it"
+            "a control group limits processor time to that of {threads} of the {cores} cores; raise its CPU limit \
+             (a container's --cpus) to use them all"
         ));
     }
     all
@@ -122,14 +117,9 @@ mod tests {
 
     #[test]
     fn everything_that_costs_speed_has_a_next_step() {
-        let machine = Machine {
-            large_pages: Some("never".to_owned()),
-            allowed: Some((0..8).collect()),
-            cores: Some(2),
-            ..Machine::default()
-        };
+        let machine = Machine { large_pages: Some("never".to_owned()), cores: Some(8), ..Machine::default() };
         let all = advice(&machine, Isa::Scalar, 4, true);
-        let steps = ["cargo build --release", "-cpu host", "echo madvise", "--cpus", "--threads 2,4"];
+        let steps = ["cargo build --release", "-cpu host", "echo madvise", "--cpus"];
         assert_eq!(all.len(), steps.len());
         for (line, step) in all.iter().zip(steps) {
             assert!(line.contains(step), "{line}");

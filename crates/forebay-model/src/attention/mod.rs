@@ -1,0 +1,188 @@
+//! Multi-head latent attention with a compressed cache, and the DSA indexer.
+//!
+//! Scores and values are always evaluated in absorbed form, whatever the number of
+//! rows: `q . k = (kv_bK^T q) . latent`, and the softmax mixes latents before `kv_bV`
+//! expands them (forward spec sections 7 and 8).
+
+mod mix;
+mod select;
+
+use forebay_kernels::{AttendScratch, KeyRows, ScoreScratch, SelectScratch};
+
+use crate::families::roles::Role;
+use crate::forward::{Context, Quantised, quantised_values, resize};
+use crate::kv::{KvCache, Rows};
+use crate::spec::ModelSpec;
+use crate::trace::Trace;
+use crate::weights::AttentionWeights;
+use mix::{NEIGHBOURS, ROW_BLOCK};
+use select::{SELECT_ROWS, Selections};
+
+/// Buffers of attention, reused from layer to layer.
+#[derive(Default)]
+pub(crate) struct AttentionScratch {
+    /// `[rows, q_rank]`, normalised.
+    low_rank: Vec<f32>,
+    /// `[rows, q_rank]`, before the norm.
+    raw: Vec<f32>,
+    /// `[rows, heads, nope + rope]`, the rope part rotated.
+    queries: Vec<f32>,
+    /// `[rows, kv_rank + rope]`
+    latent_rope: Vec<f32>,
+    /// `[kv_rank]`
+    latent: Vec<f32>,
+    /// `[rows, heads, rope]`: the rotated part of the queries.
+    rope_queries: Vec<f32>,
+    /// `[heads, ROW_BLOCK, kv_rank]`
+    absorbed: Vec<f32>,
+    /// `[ROW_BLOCK, heads, kv_rank]`
+    mixed: Vec<f32>,
+    /// `[heads, ROW_BLOCK, value]`
+    expanded: Vec<f32>,
+    /// `[rows, heads, value]`
+    context: Vec<f32>,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    per_thread: Vec<PerThread>,
+    /// `[rows, index dim]`
+    index_keys: Vec<f32>,
+    /// One normalised index key.
+    index_key: Vec<f32>,
+    /// `[rows, index heads, index dim]`
+    index_queries: Vec<f32>,
+    /// `[rows, index heads]`
+    index_weights: Vec<f32>,
+    /// `[SELECT_ROWS, positions]`
+    scores: Vec<f32>,
+    /// One selection in the order of the rule, for a trace.
+    traced: Vec<u32>,
+    /// The last full layer's selections.
+    selections: Selections,
+}
+
+/// What each thread works with.
+#[derive(Default)]
+struct PerThread {
+    attend: AttendScratch,
+    score: ScoreScratch,
+    select: SelectScratch,
+    /// `[ROW_BLOCK, kv_rank]`: one head's mixed latents.
+    latents: Vec<f32>,
+}
+
+impl AttentionScratch {
+    /// Starts a pass of `rows` rows that ends with `positions` cached positions.
+    pub(crate) fn begin(&mut self, spec: &ModelSpec, rows: usize, positions: usize) {
+        let keep = spec.indexer.map_or(0, |index| index.top_k.min(positions));
+        self.selections.begin(rows, keep);
+    }
+
+    /// Four-byte values that attention over `rows` rows and `context` positions holds.
+    pub(crate) fn planned_values(spec: &ModelSpec, rows: usize, context: usize, threads: usize) -> usize {
+        let a = &spec.attention;
+        let per_row = 2 * a.q_rank
+            + a.heads * (a.qk() + a.rope + a.value)
+            + a.kv_rank
+            + a.rope
+            + quantised_values(a.heads * a.value);
+        let block = rows.min(ROW_BLOCK);
+        let block_values = block * a.heads * (2 * a.kv_rank + a.value);
+        let pairs = rows.min(NEIGHBOURS) * a.heads;
+        let mut per_thread = AttendScratch::planned_values(pairs, a.kv_rank, a.rope) + block * a.kv_rank;
+        let mut index_values = 0;
+        if let Some(index) = &spec.indexer {
+            let keep = index.top_k.min(context);
+            let select_rows = rows.min(SELECT_ROWS);
+            per_thread += ScoreScratch::planned_values(select_rows * index.heads, index.dim) + context;
+            index_values = rows * (index.dim + index.heads * (index.dim + 1) + keep + 2)
+                + select_rows * context
+                + index.dim
+                + keep;
+        }
+        rows * per_row + block_values + index_values + threads * per_thread
+    }
+}
+
+/// Attention of layer `layer` over the input-normed rows `x` at positions `start..`, into `out`.
+#[allow(clippy::too_many_arguments)] // Eight independent pieces; a struct would only rename them.
+pub(crate) fn attention(
+    ctx: Context<'_>,
+    layer: usize,
+    kv: &mut KvCache,
+    start: usize,
+    x: &[f32],
+    quantised: &mut Quantised,
+    scratch: &mut AttentionScratch,
+    trace: Option<&mut (dyn Trace + '_)>,
+    out: &mut [f32],
+) {
+    let spec = &ctx.model.spec;
+    let weights = &ctx.model.layers[layer].attention;
+    project(ctx, weights, x, quantised, scratch);
+    rotate_and_cache(ctx, layer, weights, kv, start, scratch);
+    if let (Some(indexer), Some(index)) = (&weights.indexer, &spec.indexer) {
+        select::select(ctx, layer, indexer, index, kv, start, x, quantised, scratch, trace);
+    }
+    mix::mix_values(ctx, layer, weights, kv, start, scratch);
+    ctx.linear(Role::AttentionOut, &weights.o, &scratch.context, quantised, out);
+}
+
+/// Compressed and expanded queries, and the new latents with their rope keys.
+fn project(
+    ctx: Context<'_>,
+    weights: &AttentionWeights,
+    x: &[f32],
+    quantised: &mut Quantised,
+    scratch: &mut AttentionScratch,
+) {
+    let spec = &ctx.model.spec;
+    let (a, rows) = (&spec.attention, x.len() / spec.hidden);
+    resize(&mut scratch.raw, rows * a.q_rank);
+    resize(&mut scratch.low_rank, rows * a.q_rank);
+    resize(&mut scratch.queries, rows * a.heads * a.qk());
+    resize(&mut scratch.latent_rope, rows * (a.kv_rank + a.rope));
+    ctx.linear(Role::QueryDown, &weights.q_a, x, quantised, &mut scratch.raw);
+    ctx.rms_norms(&scratch.raw, &weights.q_a_norm, spec.low_rank_norm_eps, &mut scratch.low_rank);
+    ctx.linear(Role::QueryUp, &weights.q_b, &scratch.low_rank, quantised, &mut scratch.queries);
+    ctx.linear(Role::KvDown, &weights.kv_a, x, quantised, &mut scratch.latent_rope);
+}
+
+/// Rotates the rope parts and writes the layer's new cache rows, all of them before any is read.
+fn rotate_and_cache(
+    ctx: Context<'_>,
+    layer: usize,
+    weights: &AttentionWeights,
+    kv: &mut KvCache,
+    start: usize,
+    scratch: &mut AttentionScratch,
+) {
+    let spec = &ctx.model.spec;
+    let a = &spec.attention;
+    let rows = scratch.latent_rope.len() / (a.kv_rank + a.rope);
+    resize(&mut scratch.rope_queries, rows * a.heads * a.rope);
+    resize(&mut scratch.latent, a.kv_rank);
+    resize(&mut scratch.cos, a.rope / 2);
+    resize(&mut scratch.sin, a.rope / 2);
+    for row in 0..rows {
+        let position = start + row;
+        ctx.model.rope.angles(position, &mut scratch.cos, &mut scratch.sin);
+        let queries = scratch.queries[row * a.heads * a.qk()..].chunks_exact(a.qk());
+        let rotated = scratch.rope_queries[row * a.heads * a.rope..].chunks_exact_mut(a.rope);
+        for (query, rotated) in queries.zip(rotated).take(a.heads) {
+            rotated.copy_from_slice(&query[a.nope..]);
+            ctx.model.rope.rotate(rotated, &scratch.cos, &scratch.sin);
+        }
+        let both = &mut scratch.latent_rope[row * (a.kv_rank + a.rope)..][..a.kv_rank + a.rope];
+        let (latent, rope_key) = both.split_at_mut(a.kv_rank);
+        ctx.kernels.rms_norm(latent, &weights.kv_a_norm, spec.low_rank_norm_eps, &mut scratch.latent);
+        ctx.model.rope.rotate(rope_key, &scratch.cos, &scratch.sin);
+        kv.write(layer, position, &scratch.latent, rope_key);
+    }
+}
+
+fn key_rows(rows: &Rows, range: std::ops::Range<usize>) -> KeyRows<'_> {
+    match rows {
+        Rows::Bf16(all) => KeyRows::Bf16(&all[range]),
+        Rows::F32(all) => KeyRows::F32(&all[range]),
+    }
+}

@@ -1,0 +1,199 @@
+//! Which keys a row attends to: the DSA indexer (forward spec section 8).
+
+use forebay_kernels::{IndexQueries, KeyRows, index_scores, select_positions, select_top_k};
+
+use super::{AttentionScratch, PerThread, key_rows};
+use crate::families::roles::Role;
+use crate::forward::{Context, Quantised, resize};
+use crate::kv::KvCache;
+use crate::spec::{IndexerKind, IndexerSpec};
+use crate::trace::Trace;
+use crate::weights::IndexerWeights;
+
+/// Epsilon of the index key's layer norm; fixed by the architecture.
+const INDEX_NORM_EPS: f32 = 1e-6;
+
+/// Rows whose scores are held at once.
+pub(super) const SELECT_ROWS: usize = 32;
+
+/// Rows that one part of a scoring run takes at most: they share the reading of the keys.
+const PART_ROWS: usize = 8;
+
+/// Keys that one part covers when there are too few rows to share out.
+const SCORE_BLOCK: usize = 1024;
+
+/// The attended positions of every row of a pass.
+#[derive(Default)]
+pub(super) struct Selections {
+    /// `[rows, keep]`, the start of each row in use.
+    lists: Vec<u32>,
+    keep: usize,
+    /// Per row: how many positions are listed, ascending; `None` attends to everything.
+    lens: Vec<Option<usize>>,
+}
+
+impl Selections {
+    /// Starts a pass: every row attends to everything.
+    pub(super) fn begin(&mut self, rows: usize, keep: usize) {
+        self.keep = keep;
+        self.lens.clear();
+        self.lens.resize(rows, None);
+    }
+
+    /// Rows of the pass.
+    pub(super) fn rows(&self) -> usize {
+        self.lens.len()
+    }
+
+    /// The selection of `row`, ascending.
+    pub(super) fn get(&self, row: usize) -> Option<&[u32]> {
+        let len = self.lens[row]?;
+        Some(&self.lists[row * self.keep..][..len])
+    }
+}
+
+/// A full layer's part in sparse attention: caches index keys and selects for every row that
+/// has more keys than the selection keeps.
+#[allow(clippy::too_many_arguments)] // As for `attention`.
+pub(super) fn select(
+    ctx: Context<'_>,
+    layer: usize,
+    weights: &IndexerWeights,
+    index: &IndexerSpec,
+    kv: &mut KvCache,
+    start: usize,
+    x: &[f32],
+    quantised: &mut Quantised,
+    scratch: &mut AttentionScratch,
+    mut trace: Option<&mut (dyn Trace + '_)>,
+) {
+    debug_assert_eq!(ctx.model.spec.layers[layer].indexer, IndexerKind::Full);
+    cache_keys(ctx, layer, weights, index, kv, start, x, quantised, scratch);
+    let rows = scratch.selections.rows();
+    // Later rows have more keys, so all rows from the first selecting one on select.
+    let all = if ctx.force_selection { 0 } else { index.top_k.saturating_sub(start).min(rows) };
+    scratch.selections.lens[..all].fill(None);
+    if all == rows {
+        return;
+    }
+    project_queries(ctx, weights, index, start + all, &x[all * ctx.model.spec.hidden..], quantised, scratch);
+    let keys = kv.layer(layer).index_keys.as_ref().expect("a full layer keeps index keys while it selects");
+    scratch.per_thread.resize_with(ctx.team.threads(), PerThread::default);
+    let keep = scratch.selections.keep;
+    scratch.selections.lists.resize(rows * keep, 0);
+    for first in (all..rows).step_by(SELECT_ROWS) {
+        let block = SELECT_ROWS.min(rows - first);
+        let positions = start + first + block;
+        let keys = key_rows(keys, 0..positions * index.dim);
+        score(ctx, index, first - all..first - all + block, keys, positions, scratch);
+
+        let scores = &scratch.scores;
+        let of_row = |i: usize| &scores[i * positions..][..start + first + i + 1];
+        let lists = &mut scratch.selections.lists[first * keep..(first + block) * keep];
+        ctx.team.for_each_chunk_with(&mut scratch.per_thread, lists, keep, &|i, list, space| {
+            select_positions(ctx.kernels, of_row(i), keep, &mut space.select, list);
+        });
+        for i in 0..block {
+            scratch.selections.lens[first + i] = Some(keep.min(start + first + i + 1));
+            if let Some(trace) = &mut trace {
+                select_top_k(of_row(i), keep, &mut scratch.per_thread[0].select, &mut scratch.traced);
+                trace.selected(layer, start + first + i, &scratch.traced);
+            }
+        }
+    }
+}
+
+/// Writes the index keys of all rows, whether anything is selected yet or not.
+#[allow(clippy::too_many_arguments)] // As for `attention`.
+fn cache_keys(
+    ctx: Context<'_>,
+    layer: usize,
+    weights: &IndexerWeights,
+    index: &IndexerSpec,
+    kv: &mut KvCache,
+    start: usize,
+    x: &[f32],
+    quantised: &mut Quantised,
+    scratch: &mut AttentionScratch,
+) {
+    let rope = ctx.model.spec.attention.rope;
+    resize(&mut scratch.index_keys, scratch.selections.rows() * index.dim);
+    resize(&mut scratch.index_key, index.dim);
+    ctx.linear(Role::IndexKey, &weights.k, x, quantised, &mut scratch.index_keys);
+    let normed = &mut scratch.index_key;
+    for (row, key) in scratch.index_keys.chunks_exact(index.dim).enumerate() {
+        ctx.kernels.layer_norm(key, &weights.k_norm, &weights.k_norm_bias, INDEX_NORM_EPS, normed);
+        ctx.model.rope.angles(start + row, &mut scratch.cos, &mut scratch.sin);
+        ctx.model.rope.rotate(&mut normed[..rope], &scratch.cos, &scratch.sin);
+        kv.write_index(layer, start + row, normed);
+    }
+}
+
+/// Rotated index queries and head weights of the selecting rows `x`, the first at `position`.
+fn project_queries(
+    ctx: Context<'_>,
+    weights: &IndexerWeights,
+    index: &IndexerSpec,
+    position: usize,
+    x: &[f32],
+    quantised: &mut Quantised,
+    scratch: &mut AttentionScratch,
+) {
+    let spec = &ctx.model.spec;
+    let rope = spec.attention.rope;
+    let rows = x.len() / spec.hidden;
+    let all = scratch.selections.rows() - rows;
+    resize(&mut scratch.index_queries, rows * index.heads * index.dim);
+    resize(&mut scratch.index_weights, rows * index.heads);
+    let low_rank = &scratch.low_rank[all * spec.attention.q_rank..];
+    ctx.linear(Role::IndexQuery, &weights.q, low_rank, quantised, &mut scratch.index_queries);
+    ctx.linear(Role::IndexWeight, &weights.head_weights, x, quantised, &mut scratch.index_weights);
+    for (row, heads) in scratch.index_queries.chunks_exact_mut(index.heads * index.dim).enumerate() {
+        ctx.model.rope.angles(position + row, &mut scratch.cos, &mut scratch.sin);
+        for head in heads.chunks_exact_mut(index.dim) {
+            ctx.model.rope.rotate(&mut head[..rope], &scratch.cos, &scratch.sin);
+        }
+    }
+}
+
+/// Scores all `positions` for `rows` of the projected queries into `scratch.scores`.
+fn score(
+    ctx: Context<'_>,
+    index: &IndexerSpec,
+    rows: std::ops::Range<usize>,
+    keys: KeyRows<'_>,
+    positions: usize,
+    scratch: &mut AttentionScratch,
+) {
+    let (queries, weights) = (&scratch.index_queries, &scratch.index_weights);
+    let of_rows = |from: usize, count: usize| IndexQueries {
+        queries: &queries[from * index.heads * index.dim..][..count * index.heads * index.dim],
+        weights: &weights[from * index.heads..][..count * index.heads],
+        heads: index.heads,
+        dim: index.dim,
+    };
+    resize(&mut scratch.scores, rows.len() * positions);
+    let threads = ctx.team.threads();
+    if rows.len() >= threads {
+        let part_rows = rows.len().div_ceil(threads).min(PART_ROWS);
+        let len = part_rows * positions;
+        ctx.team.for_each_chunk_with(
+            &mut scratch.per_thread,
+            &mut scratch.scores,
+            len,
+            &|part, scores, space| {
+                let query = of_rows(rows.start + part * part_rows, scores.len() / positions);
+                index_scores(ctx.kernels, &query, keys, &mut space.score, scores);
+            },
+        );
+        return;
+    }
+    for (row, scores) in rows.zip(scratch.scores.chunks_exact_mut(positions)) {
+        let query = of_rows(row, 1);
+        ctx.team.for_each_chunk_with(&mut scratch.per_thread, scores, SCORE_BLOCK, &|part, scores, space| {
+            let from = part * SCORE_BLOCK * index.dim;
+            let keys = keys.slice(from..from + scores.len() * index.dim);
+            index_scores(ctx.kernels, &query, keys, &mut space.score, scores);
+        });
+    }
+}
