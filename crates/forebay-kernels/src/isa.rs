@@ -38,8 +38,7 @@ pub struct ParseIsaError {
 
 impl Isa {
     /// All instruction sets, slowest first.
-    pub const ALL: [Isa; 6] =
-        [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Neon, Isa::NeonDot, Isa::NeonI8mm];
+    pub const ALL: [Isa; 6] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Neon, Isa::NeonDot, Isa::NeonI8mm];
 
     /// Whether this machine can run it.
     pub fn is_available(self) -> bool {

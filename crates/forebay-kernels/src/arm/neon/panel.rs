@@ -141,12 +141,7 @@ pub(crate) unsafe fn dot_int8<const P: usize, const S: usize>(
 /// One panel and at most two batch rows. With |weight| <= 128 and |activation| <= 127, two
 /// products add up to at most 32512 in 16 bits: those of two units, after which they must widen.
 #[inline(always)]
-unsafe fn some_int8<const S: usize>(
-    codes: *const u8,
-    units: usize,
-    x: *const i8,
-    first: bool,
-) -> [Ints; S] {
+unsafe fn some_int8<const S: usize>(codes: *const u8, units: usize, x: *const i8, first: bool) -> [Ints; S] {
     debug_assert!(units.is_multiple_of(2), "columns are padded to sixteen");
     // SAFETY: passed on to the caller.
     unsafe {
