@@ -177,7 +177,7 @@ unsafe fn some_int8<const S: usize>(codes: *const u8, units: usize, x: *const i8
 #[inline(always)]
 pub(crate) fn prefetch(at: *const u8) {
     // SAFETY: a prefetch may name any address, and changes nothing that a program sees.
-    unsafe { asm!("prfm pldl1keep, [{0}]", in(reg) at, options(nomem, nostack, preserves_flags)) }
+    unsafe { asm!("prfm pldl1keep, [{0}]", in(reg) at.addr(), options(nomem, nostack, preserves_flags)) }
 }
 
 /// As `scalar::panel::transpose`, in sixteen blocks of four words by four rows.
