@@ -85,7 +85,12 @@ pub(super) unsafe fn dot_int4<const P: usize, const S: usize>(
             let [even, odd] = [8 * negated_sums[2 * pair], 8 * negated_sums[2 * pair + 1]];
             start[pair] = vld1q_s32([even, odd, even, odd].as_ptr());
         }
-        codes.map(|codes| whole_panel::<true, S>(codes, units, &pairs, start))
+        // No closure: it would not have the target features, and smmla would be a call.
+        let mut dots = [[[vdupq_n_s32(0); 4]; S]; P];
+        for p in 0..P {
+            dots[p] = whole_panel::<true, S>(codes[p], units, &pairs, start);
+        }
+        dots
     }
 }
 
@@ -110,7 +115,11 @@ pub(super) unsafe fn dot_int8<const P: usize, const S: usize>(
             }
         }
         let start = [vdupq_n_s32(0); BATCH / 2];
-        codes.map(|codes| whole_panel::<false, S>(codes, units, &pairs, start))
+        let mut dots = [[[vdupq_n_s32(0); 4]; S]; P];
+        for p in 0..P {
+            dots[p] = whole_panel::<false, S>(codes[p], units, &pairs, start);
+        }
+        dots
     }
 }
 
