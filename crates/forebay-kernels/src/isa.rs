@@ -16,6 +16,8 @@ pub enum Isa {
     Neon,
     /// AArch64 with NEON and the dot-product extension.
     NeonDot,
+    /// AArch64 with NEON, the dot-product extension and the int8 matrix extension.
+    NeonI8mm,
 }
 
 /// An instruction set that this machine does not have.
@@ -28,7 +30,7 @@ pub struct IsaUnavailable {
 
 /// A name that is not an instruction set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not an instruction set; use scalar, avx2, avx512, neon or neon-dotprod")]
+#[error("{text:?} is not an instruction set; use scalar, avx2, avx512, neon, neon-dotprod or neon-i8mm")]
 pub struct ParseIsaError {
     /// What was given.
     pub text: String,
@@ -36,7 +38,7 @@ pub struct ParseIsaError {
 
 impl Isa {
     /// All instruction sets, slowest first.
-    pub const ALL: [Isa; 5] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Neon, Isa::NeonDot];
+    pub const ALL: [Isa; 6] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Neon, Isa::NeonDot, Isa::NeonI8mm];
 
     /// Whether this machine can run it.
     pub fn is_available(self) -> bool {
@@ -46,6 +48,7 @@ impl Isa {
             Isa::Avx512 => has_avx512(),
             Isa::Neon => has_neon(),
             Isa::NeonDot => has_dotprod(),
+            Isa::NeonI8mm => has_i8mm(),
         }
     }
 
@@ -62,6 +65,7 @@ impl Isa {
             Isa::Avx512 => "avx512",
             Isa::Neon => "neon",
             Isa::NeonDot => "neon-dotprod",
+            Isa::NeonI8mm => "neon-i8mm",
         }
     }
 }
@@ -132,6 +136,16 @@ fn has_dotprod() -> bool {
     false
 }
 
+#[cfg(target_arch = "aarch64")]
+fn has_i8mm() -> bool {
+    has_dotprod() && std::arch::is_aarch64_feature_detected!("i8mm")
+}
+
+#[cfg(not(target_arch = "aarch64"))]
+fn has_i8mm() -> bool {
+    false
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,7 +161,7 @@ mod tests {
     #[test]
     fn scalar_is_always_there_and_foreign_sets_never() {
         assert_eq!(Isa::available().next(), Some(Isa::Scalar));
-        let foreign = if cfg!(target_arch = "aarch64") { Isa::Avx2 } else { Isa::NeonDot };
+        let foreign = if cfg!(target_arch = "aarch64") { Isa::Avx2 } else { Isa::NeonI8mm };
         assert!(!foreign.is_available());
         assert!(IsaUnavailable { isa: foreign }.to_string().contains("scalar"));
     }

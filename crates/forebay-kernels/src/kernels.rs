@@ -135,6 +135,7 @@ fn table_of(isa: Isa) -> &'static Table {
     match isa {
         Isa::Neon => &crate::arm::neon::TABLE,
         Isa::NeonDot => &crate::arm::dotprod::TABLE,
+        Isa::NeonI8mm => &crate::arm::i8mm::TABLE,
         _ => &scalar::TABLE,
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! * `portable` holds the bodies: plain loops over sixteen lanes with explicit
 //!   fused multiply-adds. They are compiled once per instruction set.
-//! * `scalar`, `x86::{avx2, avx512}` and `arm::{neon, dotprod}` are the rooms.
+//! * `scalar`, `x86::{avx2, avx512}` and `arm::{neon, dotprod, i8mm}` are the rooms.
 //!   They mirror one another file for file and hold what the compiler does not
 //!   find by itself: unpacking codes and exact integer dot products.
 //! * [`Kernels`] picks a room at run time; the choice never changes a bit.

@@ -101,6 +101,7 @@ fn chains(isa: Isa) -> &'static Chains {
 fn chains(isa: Isa) -> &'static Chains {
     match isa {
         Isa::NeonDot => &arm::DOTPROD,
+        Isa::NeonI8mm => &arm::I8MM,
         // NEON belongs to every AArch64 processor, and the compiler uses it in the scalar room too.
         _ => &arm::NEON,
     }

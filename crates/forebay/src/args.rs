@@ -231,7 +231,7 @@ pub struct BenchKernelsArgs {
     /// Memory for weights [default: a quarter of what is available]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub memory: Option<ByteSize>,
-    /// Instruction set: scalar, avx2, avx512, neon or neon-dotprod [default: the best there is]
+    /// Instruction set: scalar, avx2, avx512, neon, neon-dotprod or neon-i8mm [default: the best there is]
     #[arg(long, value_name = "ISA")]
     pub cpu_features: Option<Isa>,
 }
@@ -310,7 +310,7 @@ pub struct EngineArgs {
     /// results slightly [default: the config's rms_norm_eps]
     #[arg(long, value_name = "EPSILON", value_parser = epsilon)]
     pub low_rank_norm_eps: Option<f32>,
-    /// Instruction set: scalar, avx2, avx512, neon or neon-dotprod [default: the best there is]
+    /// Instruction set: scalar, avx2, avx512, neon, neon-dotprod or neon-i8mm [default: the best there is]
     #[arg(long, value_name = "ISA")]
     pub cpu_features: Option<Isa>,
 }

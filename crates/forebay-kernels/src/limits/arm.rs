@@ -1,4 +1,4 @@
-//! The limits of AArch64: NEON, with and without the dot-product extension.
+//! The limits of AArch64: NEON, alone and with its extensions of integer products.
 
 use super::{Chains, plain};
 use std::arch::aarch64::*;
@@ -8,6 +8,14 @@ use std::arch::asm;
 const CHAINS: usize = 16;
 /// Bytes that a read asks for ahead of their use.
 const AHEAD: usize = 2048;
+
+pub(super) static I8MM: Chains = Chains {
+    read: read_neon,
+    integer: integer_i8mm,
+    float: float_neon,
+    integer_name: "smmla, 128 bits",
+    float_name: "fmla, 128 bits",
+};
 
 pub(super) static DOTPROD: Chains = Chains {
     read: read_neon,
@@ -53,6 +61,27 @@ fn read_neon(bytes: &[u8]) -> u64 {
         }
     }
     sums.into_iter().fold(plain::read(rest), |total, sum| total.wrapping_add(vaddvq_u64(sum)))
+}
+
+#[target_feature(enable = "neon,i8mm")]
+fn integer_i8mm(steps: u32) -> u64 {
+    let mut sums = [vdupq_n_s32(0); CHAINS];
+    let ones = vdupq_n_s8(1);
+    for _ in 0..steps {
+        for sum in &mut sums {
+            // SAFETY: registers only, and the processor has the instruction.
+            unsafe {
+                asm!(
+                    "smmla {sum:v}.4s, {ones:v}.16b, {ones:v}.16b",
+                    sum = inout(vreg) *sum,
+                    ones = in(vreg) ones,
+                    options(pure, nomem, nostack, preserves_flags)
+                );
+            }
+            renew!(*sum);
+        }
+    }
+    sums.into_iter().map(|sum| u64::from(vaddvq_s32(sum) as u32)).sum()
 }
 
 #[target_feature(enable = "neon,dotprod")]

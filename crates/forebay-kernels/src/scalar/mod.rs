@@ -149,6 +149,3 @@ crate::table::room_table!(Scalar);
 pub(crate) use unpack::{int2, int4};
 #[cfg(target_arch = "aarch64")]
 pub(crate) use weights::{load_f16, load_fp8};
-
-#[cfg(target_arch = "aarch64")]
-pub(crate) use panel::{Ints, dot_int4, dot_int8, transpose};

@@ -1,7 +1,7 @@
 //! The NEON room with the dot-product extension.
 
 mod lanes;
-mod panel;
+pub(crate) mod panel;
 mod unpack;
 mod weights;
 

@@ -31,8 +31,12 @@ pub(crate) fn load_i8(values: &[i8; LANES]) -> Lanes {
 #[target_feature(enable = "neon")]
 fn widen(codes: int8x16_t) -> Lanes {
     let (low, high) = (vmovl_s8(vget_low_s8(codes)), vmovl_s8(vget_high_s8(codes)));
-    [vget_low_s16(low), vget_high_s16(low), vget_low_s16(high), vget_high_s16(high)]
-        .map(|four| vcvtq_f32_s32(vmovl_s16(four)))
+    [
+        vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
+        vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
+        vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
+        vcvtq_f32_s32(vmovl_s16(vget_high_s16(high))),
+    ]
 }
 
 #[inline]
