@@ -7,7 +7,7 @@ pub const GROUP: usize = 64;
 
 /// A batch of activation rows, quantised to int8 (docs/numerics.md, "int8").
 ///
-/// The rows lie in tiles of [`TILE_ROWS`] (the last may have fewer); in a tile, the first group
+/// The rows lie in tiles of eight (the last may have fewer); in a tile, the first group
 /// of all rows comes first, then the second one, so that a kernel reads one stream.
 ///
 /// The buffers are reused: after the largest batch has been seen once,
