@@ -50,6 +50,7 @@ impl EngineOptions {
             quantise: self.quantise,
             low_rank_norm_eps: self.low_rank_norm_eps,
             dense_attention: self.dense_attention,
+            arith: self.arith,
         }
     }
 

@@ -15,6 +15,7 @@
 
 mod activations;
 mod attention;
+mod buffer;
 mod indexer;
 mod isa;
 mod kernels;
@@ -36,6 +37,7 @@ pub use activations::{Activations, GROUP};
 pub use attention::{
     AttendScratch, Attended, Attention, AttentionRows, HeadRows, KeyCache, KeyRows, TILE, attend, attend_rows,
 };
+pub use buffer::Buffer;
 pub use indexer::{
     IndexQueries, ScoreScratch, SelectScratch, index_scores, indexer_scores, select_positions, select_top_k,
 };

@@ -8,15 +8,12 @@
 //! accumulators is the number of multiply-adds that really happened: an optimiser
 //! that left some out would be seen.
 
-mod buffer;
 mod plain;
 
 #[cfg(target_arch = "aarch64")]
 mod arm;
 #[cfg(target_arch = "x86_64")]
 mod x86;
-
-pub use buffer::Buffer;
 
 use crate::{Isa, Kernels, Team};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -127,7 +124,7 @@ mod tests {
     fn every_room_reads_every_word_once() {
         let team = Team::new(3).unwrap();
         for len in [0, 7, 8, 255, 256, 1000, READ_PART - 8, 2 * READ_PART + 4096 + 24] {
-            let mut bytes = Buffer::zeroed(len).unwrap();
+            let mut bytes = crate::Buffer::zeroed(len).unwrap();
             for (i, word) in bytes.chunks_exact_mut(8).enumerate() {
                 word.copy_from_slice(&(i as u64).wrapping_mul(FACTOR).to_le_bytes());
             }

@@ -155,7 +155,7 @@ impl Quantised {
 impl Context<'_> {
     /// Whether a matrix of this role is multiplied with int8 activations.
     pub(crate) fn uses_int8(&self, role: Role, weights: &Matrix) -> bool {
-        role.arith(self.arith) == Arith::Int8 && weights.view().format().is_integer()
+        role.arith(self.arith) == Arith::Int8 && weights.format().is_integer()
     }
 
     /// `y = W x` for every row of `x`.
@@ -180,14 +180,14 @@ impl Context<'_> {
     ) {
         let int8 = products.iter().any(|(weights, _)| self.uses_int8(role, weights));
         let input = if int8 {
-            let cols = products[0].0.view().cols();
+            let cols = products[0].0.cols();
             let activations = quantised.of_width(cols);
             activations.quantise(self.kernels, x);
             Input::int8(x, activations)
         } else {
             Input::exact(x)
         };
-        let mut jobs = products.map(|(weights, y)| MatmulJob::new(weights.view(), input, y));
+        let mut jobs = products.map(|(weights, y)| MatmulJob::new(weights.weights(), input, y));
         matmul_many(self.kernels, self.team, &mut jobs);
     }
 
@@ -334,7 +334,7 @@ fn mlp(
     out: &mut [f32],
 ) {
     let rows = x.len() / ctx.model.spec.hidden;
-    let width = weights.gate.view().rows();
+    let width = weights.gate.rows();
     for buffer in [&mut scratch.gate, &mut scratch.up, &mut scratch.inner] {
         resize(buffer, rows * width);
     }

@@ -130,7 +130,7 @@ fn choose(
     let m = &spec.moe;
     let rows = x.len() / spec.hidden;
     resize(&mut scratch.logits, rows * m.experts);
-    matmul(ctx.kernels, ctx.team, site.router.view(), Input::exact(x), &mut scratch.logits);
+    matmul(ctx.kernels, ctx.team, site.router.weights(), Input::exact(x), &mut scratch.logits);
     scratch.ids.resize(rows * m.top_k, 0);
     resize(&mut scratch.weights, rows * m.top_k);
     scratch.users.resize(m.experts, Vec::new());

@@ -9,6 +9,7 @@ use forebay_store::census::{self, Census, Group, Incomplete, Kind, Requirement};
 use forebay_store::config::{ConfigError, ConfigFile, stop_ids};
 use forebay_store::layout::{self, LayoutError, WeightLayout};
 
+use crate::arith::Arith;
 use crate::experts::{ExpertTable, ExpertTableError, is_fused};
 use crate::families::glm;
 use crate::families::roles::{Role, Shape, TensorNeed};
@@ -24,6 +25,9 @@ pub struct SnapshotOptions {
     pub low_rank_norm_eps: Option<f32>,
     /// Leave sparse attention off even if the snapshot has an indexer.
     pub dense_attention: bool,
+    /// The arithmetic the model will run in: it decides how resident weights lie in memory,
+    /// never what comes out.
+    pub arith: Arith,
 }
 
 /// Why a folder cannot be used as a model.
@@ -65,6 +69,8 @@ pub struct ResidentTensor {
     pub layout: WeightLayout,
     /// The format it has in memory.
     pub loaded_format: Format,
+    /// The arithmetic of its products.
+    pub arith: Arith,
 }
 
 /// A model folder that passed every check.
@@ -108,7 +114,7 @@ impl Snapshot {
         let census = census::check(&catalog, requirements(&spec, &catalog)).require_complete()?;
         let sparse_attention = sparse_attention(&spec, &catalog, options);
         let mtp = mtp(&spec, &catalog);
-        let resident = resident(&spec, &catalog, sparse_attention.is_active(), options.quantise)?;
+        let resident = resident(&spec, &catalog, sparse_attention.is_active(), &options)?;
         let experts = ExpertTable::build(&spec, &catalog, options.quantise)?;
         let mut notes = notes(&census, &catalog, &experts);
         if spec.indexer.is_some() && !options.dense_attention && !sparse_attention.is_active() {
@@ -230,7 +236,7 @@ fn resident(
     spec: &ModelSpec,
     catalog: &Catalog,
     select: bool,
-    quantise: Option<Format>,
+    options: &SnapshotOptions,
 ) -> Result<Vec<ResidentTensor>, LayoutError> {
     let mut needs = glm::global_needs(spec);
     for (layer, kind) in spec.layers.iter().enumerate() {
@@ -248,8 +254,9 @@ fn resident(
                 Shape::Vector { len } => layout::vector(catalog, &name, len)?,
             };
             let loaded_format =
-                quantise.map_or(layout.format, |wanted| role.quantised(layout.format, wanted));
-            Ok(ResidentTensor { role, name, layout, loaded_format })
+                options.quantise.map_or(layout.format, |wanted| role.quantised(layout.format, wanted));
+            let arith = role.arith(options.arith);
+            Ok(ResidentTensor { role, name, layout, loaded_format, arith })
         })
         .collect()
 }

@@ -1,40 +1,88 @@
 //! The resident tensors of a model, in memory.
 
+use forebay_core::panel::PANEL_ROWS;
 use forebay_core::quant::{self, EncodeError};
-use forebay_core::{Format, MatrixView};
+use forebay_core::{Format, MatrixView, PanelShape, PanelView};
 use forebay_io::{ReadError, Shard, read_exact_at};
-use forebay_kernels::{Rope, RopeError};
+use forebay_kernels::{Buffer, Rope, RopeError, Weights};
 use forebay_store::layout::{Extent, WeightLayout};
 
+use crate::arith::Arith;
 use crate::families::roles::Role;
 use crate::snapshot::{ResidentTensor, Snapshot};
 use crate::spec::{FfnKind, ModelSpec};
 
 /// One weight matrix that this process owns.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Matrix {
     format: Format,
     rows: usize,
     cols: usize,
-    codes: Vec<u8>,
-    scales: Vec<f32>,
+    bytes: Bytes,
+}
+
+/// The two layouts of a resident matrix.
+#[derive(Debug)]
+enum Bytes {
+    /// As in the container.
+    Rows { codes: Vec<u8>, scales: Vec<f32> },
+    /// In panels, on large pages where the system grants them.
+    Panels { shape: PanelShape, bytes: Buffer },
 }
 
 impl Matrix {
-    /// The matrix as kernels take it.
+    /// The matrix as products take it.
+    pub fn weights(&self) -> Weights<'_> {
+        match &self.bytes {
+            Bytes::Rows { .. } => self.view().into(),
+            Bytes::Panels { shape, bytes } => PanelView::new(*shape, bytes)
+                .expect("a Matrix is only built from panels of the right length")
+                .into(),
+        }
+    }
+
+    /// The rows as the container has them.
+    ///
+    /// # Panics
+    /// If the matrix is in panels: only roles that are multiplied whole are
+    /// (see [`ResidentTensor::panels`]).
     pub fn view(&self) -> MatrixView<'_> {
-        MatrixView::new(self.format, self.rows, self.cols, &self.codes, &self.scales)
+        let Bytes::Rows { codes, scales } = &self.bytes else {
+            panic!("this role is kept in rows");
+        };
+        MatrixView::new(self.format, self.rows, self.cols, codes, scales)
             .expect("a Matrix is only built from codes and scales of the right length")
     }
 
     /// Row `row` as f32.
+    ///
+    /// # Panics
+    /// As [`view`](Self::view).
     pub fn decode_row(&self, row: usize, out: &mut [f32]) {
         quant::decode_row(&self.view(), row, out);
     }
 
+    /// Storage format.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Rows (outputs).
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns (inputs).
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        self.codes.len() + 4 * self.scales.len()
+        match &self.bytes {
+            Bytes::Rows { codes, scales } => codes.len() + 4 * scales.len(),
+            Bytes::Panels { bytes, .. } => bytes.len(),
+        }
     }
 }
 
@@ -72,7 +120,7 @@ pub enum WeightError {
 }
 
 /// Dense or shared MLP.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Mlp {
     /// `[width, hidden]`
     pub gate: Matrix,
@@ -83,7 +131,7 @@ pub struct Mlp {
 }
 
 /// The attention weights of one layer.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct AttentionWeights {
     /// Query compression.
     pub q_a: Matrix,
@@ -104,7 +152,7 @@ pub struct AttentionWeights {
 }
 
 /// The lightning indexer of one layer.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct IndexerWeights {
     /// Queries from the compressed query.
     pub q: Matrix,
@@ -119,7 +167,7 @@ pub struct IndexerWeights {
 }
 
 /// A layer's feed-forward weights, routed experts apart.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub enum Ffn {
     /// One MLP for every token.
     Dense(Mlp),
@@ -135,7 +183,7 @@ pub enum Ffn {
 }
 
 /// One decoder layer.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct LayerWeights {
     /// Norm before attention.
     pub input_norm: Vec<f32>,
@@ -148,7 +196,7 @@ pub struct LayerWeights {
 }
 
 /// Everything of a model that stays in memory.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Model {
     /// What the model is.
     pub spec: ModelSpec,
@@ -189,11 +237,9 @@ impl Model {
         Ok(Self { spec, embedding, layers, final_norm, head, rope })
     }
 
-    /// Bytes that [`load`](Self::load) holds for a moment beside the loaded tensors: the stored
-    /// form of the largest tensor that is re-encoded.
+    /// Bytes that [`load`](Self::load) holds for a moment beside the loaded tensors.
     pub fn load_transient_bytes(snapshot: &Snapshot) -> u64 {
-        let encoded = snapshot.resident.iter().filter(|t| t.loaded_format != t.layout.format);
-        encoded.map(|t| t.layout.total_bytes()).max().unwrap_or(0)
+        snapshot.resident.iter().map(ResidentTensor::transient_bytes).max().unwrap_or(0)
     }
 
     /// Bytes that [`load`](Self::load) will hold for a snapshot.
@@ -264,9 +310,11 @@ impl Loader<'_> {
     }
 }
 
+/// Rows that are read, and put into panels, at a time.
+const LOAD_ROWS: usize = 512;
+
 fn load_matrix(tensor: &ResidentTensor, shards: &[Shard]) -> Result<Matrix, WeightError> {
     let &WeightLayout { format, rows, cols, codes, scales, .. } = &tensor.layout;
-    let codes = read_extent(tensor, shards, codes)?;
     let scales = match scales {
         Some(extent) => read_extent(tensor, shards, extent)?
             .chunks_exact(4)
@@ -274,12 +322,51 @@ fn load_matrix(tensor: &ResidentTensor, shards: &[Shard]) -> Result<Matrix, Weig
             .collect(),
         None => Vec::new(),
     };
-    let stored = Matrix { format, rows, cols, codes, scales };
-    if tensor.loaded_format == format {
-        return Ok(stored);
-    }
     let fail = |cause| WeightError::Encode { tensor: tensor.name.clone(), cause };
-    reencode(&stored.view(), tensor.loaded_format).map_err(fail)
+    if tensor.loaded_format != format {
+        let codes = read_extent(tensor, shards, codes)?;
+        let stored = Matrix { format, rows, cols, bytes: Bytes::Rows { codes, scales } };
+        let encoded = reencode(&stored.view(), tensor.loaded_format).map_err(fail)?;
+        return match tensor.panels() {
+            Some(shape) => pack(tensor, shape, |panels| {
+                shape.pack(&encoded.view(), panels);
+                Ok(())
+            }),
+            None => Ok(encoded),
+        };
+    }
+    let Some(shape) = tensor.panels() else {
+        let codes = read_extent(tensor, shards, codes)?;
+        return Ok(Matrix { format, rows, cols, bytes: Bytes::Rows { codes, scales } });
+    };
+    pack(tensor, shape, |panels| {
+        let (row_bytes, row_scales) = (codes.len / rows as u64, scales.len() / rows);
+        let pieces = panels.chunks_mut(LOAD_ROWS / PANEL_ROWS * shape.panel_bytes());
+        for (first, panels) in (0..rows).step_by(LOAD_ROWS).zip(pieces) {
+            let here = first..rows.min(first + LOAD_ROWS);
+            let offset = codes.offset + first as u64 * row_bytes;
+            let piece =
+                read_extent(tensor, shards, Extent { offset, len: here.len() as u64 * row_bytes, ..codes })?;
+            let scales = &scales[here.start * row_scales..here.end * row_scales];
+            let view = MatrixView::new(format, here.len(), cols, &piece, scales)
+                .expect("whole rows of a checked layout");
+            shape.slice_rows(here).pack(&view, panels);
+        }
+        Ok(())
+    })
+}
+
+/// A matrix in panels, whose bytes `fill` writes.
+fn pack(
+    tensor: &ResidentTensor,
+    shape: PanelShape,
+    fill: impl FnOnce(&mut [u8]) -> Result<(), WeightError>,
+) -> Result<Matrix, WeightError> {
+    let mut bytes = Buffer::zeroed(shape.bytes())
+        .ok_or_else(|| WeightError::NoMemory { tensor: tensor.name.clone(), bytes: shape.bytes() as u64 })?;
+    fill(&mut bytes)?;
+    let (format, rows, cols) = (shape.format(), shape.rows(), shape.cols());
+    Ok(Matrix { format, rows, cols, bytes: Bytes::Panels { shape, bytes } })
 }
 
 /// The same matrix in another format, one row at a time.
@@ -289,7 +376,7 @@ fn reencode(view: &MatrixView<'_>, format: Format) -> Result<Matrix, EncodeError
     let mut codes = vec![0; format.payload_bytes(rows, cols).unwrap_or(0)];
     let mut scales = vec![0.0; format.scale_count(rows, cols).unwrap_or(0)];
     encode_into(view, format, &mut codes, &mut scales)?;
-    Ok(Matrix { format, rows, cols, codes, scales })
+    Ok(Matrix { format, rows, cols, bytes: Bytes::Rows { codes, scales } })
 }
 
 /// Re-encodes `view`, one row at a time, into buffers of exactly the right length.
@@ -324,9 +411,19 @@ fn read_extent(tensor: &ResidentTensor, shards: &[Shard], extent: Extent) -> Res
 }
 
 impl ResidentTensor {
+    /// The panels it is loaded into: integer weights that are multiplied whole with int8
+    /// activations. Everything else stays in rows.
+    pub fn panels(&self) -> Option<PanelShape> {
+        let &WeightLayout { rows, cols, .. } = &self.layout;
+        PanelShape::new(self.loaded_format, rows, cols).filter(|_| self.arith == Arith::Int8)
+    }
+
     /// Bytes this tensor takes in memory once loaded.
     pub fn loaded_bytes(&self) -> u64 {
         let &WeightLayout { rows, cols, .. } = &self.layout;
+        if let Some(panels) = self.panels() {
+            return panels.bytes() as u64;
+        }
         let format = if self.role == Role::Norm || self.role == Role::RouterBias {
             Format::F32
         } else {
@@ -334,5 +431,22 @@ impl ResidentTensor {
         };
         // The stored form was checked to be addressable, and no loaded form is more than 4 times as large.
         format.total_bytes(rows, cols).map_or(u64::MAX, |b| b as u64)
+    }
+
+    /// Bytes held for a moment, beside the loaded tensor, while it is loaded.
+    fn transient_bytes(&self) -> u64 {
+        let &WeightLayout { format, rows, cols, .. } = &self.layout;
+        let encoded = self.loaded_format != format;
+        let in_rows = |format: Format, rows| format.total_bytes(rows, cols).map_or(u64::MAX, |b| b as u64);
+        match (encoded, self.panels()) {
+            (false, None) => 0,
+            // The scales, as they were read and as numbers, and one piece of the codes.
+            (false, Some(_)) => {
+                let scales = format.scale_count(rows, cols).map_or(u64::MAX, |n| 8 * n as u64);
+                in_rows(format, rows.min(LOAD_ROWS)).saturating_add(scales)
+            }
+            (true, None) => self.layout.total_bytes(),
+            (true, Some(_)) => self.layout.total_bytes().saturating_add(in_rows(self.loaded_format, rows)),
+        }
     }
 }

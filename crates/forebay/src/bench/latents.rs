@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::hint::black_box;
 
-use forebay_kernels::limits::Buffer;
+use forebay_kernels::Buffer;
 use forebay_kernels::{
     AttendScratch, Attended, Attention, IndexQueries, Kernels, KeyCache, KeyRows, ScoreScratch,
     SelectScratch, Team, attend, index_scores, select_positions,

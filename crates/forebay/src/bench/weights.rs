@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use forebay_core::{Format, MatrixView, PanelShape, PanelView};
-use forebay_kernels::limits::Buffer;
+use forebay_kernels::Buffer;
 use forebay_kernels::{Team, Weights};
 
 use super::cases::{Layout, Shape};

@@ -1,4 +1,4 @@
-//! Memory to measure with: on large pages where the system grants them, and really there.
+//! Memory for weights: on large pages where the system grants them, and really there.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::num::NonZero;
@@ -10,8 +10,9 @@ const LARGE_PAGE: usize = 1 << 21;
 /// An aligned address for no bytes.
 const NOWHERE: NonZero<usize> = NonZero::new(LARGE_PAGE).unwrap();
 
-/// Bytes of their own, zero at first, aligned to 2 MiB. Every page has been written, so no
-/// measurement pays for its first use; on Linux large pages are asked for before that.
+/// Bytes of their own, zero at first, aligned to 2 MiB. Every page has been written, so nobody
+/// pays for its first use later; on Linux large pages are asked for before that, for all but
+/// the end, which would fill a last large page only in part.
 #[derive(Debug)]
 pub struct Buffer {
     /// [`NOWHERE`] when there are no bytes.
@@ -74,7 +75,7 @@ fn want_large_pages(start: NonNull<u8>, len: usize) {
     // Whether the system grants them is its own affair: the bytes are the same.
     // SAFETY: the range is ours, page-aligned, and this advice changes no byte.
     unsafe {
-        libc::madvise(start.as_ptr().cast(), len.next_multiple_of(LARGE_PAGE), libc::MADV_HUGEPAGE);
+        libc::madvise(start.as_ptr().cast(), len / LARGE_PAGE * LARGE_PAGE, libc::MADV_HUGEPAGE);
     }
 }
 
