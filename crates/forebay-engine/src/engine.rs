@@ -7,8 +7,8 @@ use forebay_core::{ByteSize, Format};
 use forebay_io::{Arena, ArenaError, MemoryInfo, Reader, ReaderConfig, StartError, Transform, open_files};
 use forebay_kernels::{Isa, IsaUnavailable, Kernels, Team};
 use forebay_model::{
-    Arith, Capability, Context, ExpertTable, KvCache, KvDtype, Model, ModelSpec, Snapshot, SnapshotError,
-    SnapshotOptions, WeightError,
+    Arith, Capability, Context, ExpertTable, KvCache, KvDtype, Model, ModelSpec, Phase, Snapshot,
+    SnapshotError, SnapshotOptions, WeightError, Work,
 };
 use forebay_tiers::{ConfigError, Counters, ExpertStore, LayerExperts, StoreConfig};
 
@@ -188,6 +188,21 @@ impl Engine {
     /// What the model is.
     pub fn spec(&self) -> &ModelSpec {
         &self.model.spec
+    }
+
+    /// The weights that one token goes through, by phase (indexed as [`Phase::ALL`]).
+    pub fn work(&self) -> [Work; Phase::ALL.len()] {
+        self.model.work(&|layer| self.table.layer(layer).map_or(0, |experts| experts.slab_len as u64))
+    }
+
+    /// The instruction set's arithmetic.
+    pub fn kernels(&self) -> Kernels {
+        self.kernels
+    }
+
+    /// The compute threads.
+    pub fn team(&self) -> &Team {
+        &self.team
     }
 
     /// The memory plan in force.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::CancelToken;
 use forebay_model::forward::LOGIT_ROWS;
-use forebay_model::{ForwardError, KvCache, Trace, Workspace, forward, logits};
+use forebay_model::{ForwardError, KvCache, Profile, Trace, Workspace, forward, logits};
 use forebay_tiers::Counters;
 
 use crate::engine::Engine;
@@ -150,6 +150,11 @@ impl Session {
     /// Hidden state (before the final norm) of row `row` of the last pass.
     pub fn hidden(&self, engine: &Engine, row: usize) -> &[f32] {
         self.workspace.hidden(engine.spec(), row)
+    }
+
+    /// Where the time of this sequence's passes went.
+    pub fn profile(&mut self) -> &mut Profile {
+        &mut self.workspace.profile
     }
 
     /// Forgets everything from position `len` on, a pending token included.

@@ -14,6 +14,7 @@ use crate::experts::ExpertTable;
 use crate::families::roles::Role;
 use crate::kv::KvCache;
 use crate::moe::{self, MoeScratch};
+use crate::profile::{Phase, Profile};
 use crate::spec::ModelSpec;
 use crate::trace::Trace;
 use crate::weights::{Ffn, Matrix, Mlp, Model};
@@ -106,6 +107,8 @@ pub struct Workspace {
     mlp: MlpScratch,
     moe: MoeScratch,
     logits: Vec<f32>,
+    /// Where the time went, over all passes since it was last reset.
+    pub profile: Profile,
 }
 
 impl Workspace {
@@ -215,6 +218,7 @@ pub fn forward(
     let spec = &ctx.model.spec;
     let start = kv.len();
     check_tokens(spec, kv, tokens)?;
+    ws.profile.start();
     resize(&mut ws.x, tokens.len() * spec.hidden);
     for (token, row) in tokens.iter().zip(ws.x.chunks_exact_mut(spec.hidden)) {
         ctx.model.embedding.decode_row(*token as usize, row);
@@ -227,6 +231,7 @@ pub fn forward(
         resize(&mut ws.normed, ws.x.len());
         resize(&mut ws.update, ws.x.len());
         ctx.rms_norms(&ws.x, &layer.input_norm, spec.norm_eps, &mut ws.normed);
+        ws.profile.lap(Phase::Norms);
         attention::attention(
             ctx,
             l,
@@ -235,15 +240,18 @@ pub fn forward(
             &ws.normed,
             &mut ws.quantised,
             &mut ws.attention,
+            &mut ws.profile,
             trace.as_deref_mut(),
             &mut ws.update,
         );
         add(&mut ws.x, &ws.update);
 
         ctx.rms_norms(&ws.x, &layer.post_norm, spec.norm_eps, &mut ws.normed);
+        ws.profile.lap(Phase::Norms);
         match &layer.ffn {
             Ffn::Dense(weights) => {
                 mlp(ctx, Role::DenseMlp, weights, &ws.normed, &mut ws.quantised, &mut ws.mlp, &mut ws.update);
+                ws.profile.lap(Phase::DenseMlp);
             }
             Ffn::Sparse { router, bias, shared } => {
                 let site = moe::Site { layer: l, start, router, bias, cancel };
@@ -255,6 +263,7 @@ pub fn forward(
                     &ws.normed,
                     quantised,
                     scratch,
+                    &mut ws.profile,
                     trace.as_deref_mut(),
                     &mut ws.update,
                 )?;
@@ -262,11 +271,13 @@ pub fn forward(
                     let out = scratch.shared_out(ws.update.len());
                     mlp(ctx, Role::SharedExpert, weights, &ws.normed, quantised, &mut ws.mlp, out);
                     add(&mut ws.update, out);
+                    ws.profile.lap(Phase::SharedExpert);
                 }
             }
         }
         add(&mut ws.x, &ws.update);
         check_finite(spec, &ws.x, l, start)?;
+        ws.profile.lap(Phase::Norms);
     }
     kv.advance(tokens.len());
     Ok(())
@@ -279,11 +290,13 @@ pub fn forward(
 pub fn logits<'w>(ctx: Context<'_>, ws: &'w mut Workspace, rows: std::ops::Range<usize>) -> &'w [f32] {
     let spec = &ctx.model.spec;
     assert!(rows.len() <= LOGIT_ROWS, "at most {LOGIT_ROWS} rows of logits at once");
+    ws.profile.start();
     let x = &ws.x[rows.start * spec.hidden..rows.end * spec.hidden];
     let normed = &mut ws.normed[..x.len()];
     ctx.rms_norms(x, &ctx.model.final_norm, spec.norm_eps, normed);
     resize(&mut ws.logits, rows.len() * spec.vocab);
     ctx.linear(Role::Head, &ctx.model.head, normed, &mut ws.quantised, &mut ws.logits);
+    ws.profile.lap(Phase::Head);
     &ws.logits
 }
 

@@ -11,6 +11,7 @@ use forebay_tiers::{ExpertError, ExpertStore};
 use crate::arith::Arith;
 use crate::families::roles::Role;
 use crate::forward::{Context, ForwardError, Quantised, quantised_values, resize};
+use crate::profile::{Phase, Profile};
 use crate::spec::ModelSpec;
 use crate::trace::Trace;
 use crate::weights::Matrix;
@@ -86,11 +87,13 @@ pub(crate) fn routed(
     x: &[f32],
     quantised: &mut Quantised,
     scratch: &mut MoeScratch,
+    profile: &mut Profile,
     trace: Option<&mut (dyn Trace + '_)>,
     out: &mut [f32],
 ) -> Result<(), ForwardError> {
     let spec = &ctx.model.spec;
     choose(ctx, &site, x, scratch, trace)?;
+    profile.lap(Phase::Router);
     let experts = ctx.table.layer(site.layer).expect("every sparse layer has an expert table");
     let int8 = Role::RoutedExpert.arith(ctx.arith) == Arith::Int8;
     if int8 {
@@ -101,12 +104,15 @@ pub(crate) fn routed(
     let union = std::mem::take(&mut scratch.union);
     let mut step = store.step(site.layer as u32, &union, requests, Some(site.cancel)).map_err(cancelled)?;
     while let Some(ready) = step.next_ready().map_err(cancelled)? {
+        profile.lap(Phase::ExpertWait);
         let views = experts.views(ready.expert as usize, ready.bytes);
         compute(ctx, ready.expert as usize, views, int8, x, quantised, scratch);
+        profile.lap(Phase::Experts);
     }
     drop(step);
     scratch.union = union;
     sum_in_order(ctx, scratch, out);
+    profile.lap(Phase::Experts);
     Ok(())
 }
 

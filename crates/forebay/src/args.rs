@@ -193,6 +193,31 @@ pub enum BenchWhat {
     /// attention and its indexer. The limits (reading memory, multiply-adds in registers) are measured in the
     /// same rounds. Takes about a minute; no model is needed. docs/benchmarks.md says how to read the result.
     Kernels(BenchKernelsArgs),
+    /// Measure whole passes of a model, phase by phase, beside what this machine can do at most
+    ///
+    /// A prompt, then single tokens behind a filled context. The parts of the time add up. Give enough --memory
+    /// for all experts to measure arithmetic alone.
+    Forward(BenchForwardArgs),
+}
+
+/// `forebay bench forward`.
+#[derive(Debug, Args)]
+pub struct BenchForwardArgs {
+    /// Print one JSON object with every pass instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Tokens of the prompt
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    pub prompt: u32,
+    /// Cached tokens behind which single tokens are run
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..))]
+    pub filled: u32,
+    /// Single tokens to run
+    #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u32).range(2..))]
+    pub steps: u32,
+    /// How to run the model.
+    #[command(flatten)]
+    pub engine: EngineArgs,
 }
 
 /// `forebay bench kernels`. Lists are separated by commas.

@@ -7,6 +7,7 @@ use forebay_kernels::{
 use super::{AttentionScratch, PerThread, key_rows};
 use crate::forward::{Context, resize};
 use crate::kv::KvCache;
+use crate::profile::{Phase, Profile};
 use crate::weights::AttentionWeights;
 
 /// Rows that go through `kv_b` together: its rows are decoded once for them.
@@ -24,6 +25,7 @@ pub(super) fn mix_values(
     kv: &KvCache,
     start: usize,
     scratch: &mut AttentionScratch,
+    profile: &mut Profile,
 ) {
     let a = &ctx.model.spec.attention;
     let rows = scratch.selections.rows();
@@ -32,8 +34,11 @@ pub(super) fn mix_values(
     for first in (0..rows).step_by(ROW_BLOCK) {
         let block = ROW_BLOCK.min(rows - first);
         absorb(ctx, weights, first, block, scratch);
+        profile.lap(Phase::Absorb);
         attend_block(ctx, layer, kv, start, first, block, scratch);
+        profile.lap(Phase::Attend);
         expand(ctx, weights, first, block, scratch);
+        profile.lap(Phase::Expand);
     }
 }
 

@@ -12,6 +12,7 @@ use forebay_kernels::{AttendScratch, KeyRows, ScoreScratch, SelectScratch};
 use crate::families::roles::Role;
 use crate::forward::{Context, Quantised, quantised_values, resize};
 use crate::kv::{KvCache, Rows};
+use crate::profile::{Phase, Profile};
 use crate::spec::ModelSpec;
 use crate::trace::Trace;
 use crate::weights::AttentionWeights;
@@ -113,6 +114,7 @@ pub(crate) fn attention(
     x: &[f32],
     quantised: &mut Quantised,
     scratch: &mut AttentionScratch,
+    profile: &mut Profile,
     trace: Option<&mut (dyn Trace + '_)>,
     out: &mut [f32],
 ) {
@@ -120,11 +122,14 @@ pub(crate) fn attention(
     let weights = &ctx.model.layers[layer].attention;
     project(ctx, weights, x, quantised, scratch);
     rotate_and_cache(ctx, layer, weights, kv, start, scratch);
+    profile.lap(Phase::Projections);
     if let (Some(indexer), Some(index)) = (&weights.indexer, &spec.indexer) {
         select::select(ctx, layer, indexer, index, kv, start, x, quantised, scratch, trace);
+        profile.lap(Phase::Indexer);
     }
-    mix::mix_values(ctx, layer, weights, kv, start, scratch);
+    mix::mix_values(ctx, layer, weights, kv, start, scratch, profile);
     ctx.linear(Role::AttentionOut, &weights.o, &scratch.context, quantised, out);
+    profile.lap(Phase::AttentionOut);
 }
 
 /// Compressed and expanded queries, and the new latents with their rope keys.

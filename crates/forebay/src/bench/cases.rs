@@ -219,7 +219,7 @@ mod tests {
     fn selection(options: &str) -> Selection {
         let words = ["forebay", "bench", "kernels"].into_iter().chain(options.split_whitespace());
         let Verb::Bench(args) = Cli::try_parse_from(words).unwrap().verb else { panic!() };
-        let BenchWhat::Kernels(args) = args.what;
+        let BenchWhat::Kernels(args) = args.what else { panic!("bench kernels") };
         Selection::new(&args)
     }
 

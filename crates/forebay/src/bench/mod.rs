@@ -4,6 +4,7 @@
 //! and [`latents`] know what there is to time, [`show`] prints it. `docs/benchmarks.md` explains the method.
 
 mod cases;
+mod forward;
 mod latents;
 mod matmul;
 mod measure;
@@ -42,6 +43,7 @@ const USUAL_MEMORY: u64 = 2 << 30;
 pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     match &args.what {
         BenchWhat::Kernels(args) => kernels(args),
+        BenchWhat::Forward(args) => forward::run(args),
     }
 }
 
