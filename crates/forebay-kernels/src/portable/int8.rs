@@ -231,7 +231,10 @@ unsafe fn tile<R: Room, const U: usize, const P: usize, const S: usize>(
         unsafe {
             let behind = (weight_end - from).next_multiple_of(16) / U * PANEL_LINE;
             let here = scales.unwrap_or_else(|| codes.map(|codes| codes.add(behind)));
-            let sw = here.map(|scales| R::load(&scales.cast::<Sums>().read_unaligned()));
+            let mut sw = [R::splat(0.0); P];
+            for p in 0..P {
+                sw[p] = R::load(&here[p].cast::<Sums>().read_unaligned());
+            }
             while from < weight_end {
                 let (group, column) = (from / GROUP, from % GROUP);
                 let to = weight_end.min((group + 1) * GROUP);

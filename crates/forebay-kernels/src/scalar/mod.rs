@@ -92,15 +92,16 @@ impl Room for Scalar {
     }
 
     #[inline(always)]
-    fn prefetch(_at: *const u8) {}
+    fn prefetch_far(_at: *const u8) {}
 
     #[inline(always)]
     unsafe fn transpose(
-        rows: [*const u8; forebay_core::panel::PANEL_ROWS],
+        start: *const u8,
+        stride: usize,
         out: &mut [u8; 16 * forebay_core::panel::PANEL_LINE],
     ) {
         // SAFETY: passed on to the caller.
-        unsafe { panel::transpose(rows, out) }
+        unsafe { panel::transpose(start, stride, out) }
     }
 }
 

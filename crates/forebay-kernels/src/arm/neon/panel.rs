@@ -2,7 +2,7 @@
 
 use crate::arm::neon::lanes::Lanes;
 use crate::scalar;
-use forebay_core::panel::{PANEL_LINE, PANEL_ROWS};
+use forebay_core::panel::PANEL_LINE;
 use std::arch::aarch64::*;
 
 pub(crate) const PAIRS: bool = false;
@@ -43,11 +43,11 @@ pub(crate) unsafe fn dot_int8<const P: usize, const S: usize>(
 
 /// As `scalar::panel::transpose`.
 #[inline(always)]
-pub(crate) unsafe fn transpose(rows: [*const u8; PANEL_ROWS], out: &mut [u8; 16 * PANEL_LINE]) {
+pub(crate) unsafe fn transpose(start: *const u8, stride: usize, out: &mut [u8; 16 * PANEL_LINE]) {
     // SAFETY: passed on to the caller.
-    unsafe { scalar::transpose(rows, out) }
+    unsafe { scalar::transpose(start, stride, out) }
 }
 
 /// Nothing: prefetching has no stable intrinsic on this architecture.
 #[inline(always)]
-pub(crate) fn prefetch(_at: *const u8) {}
+pub(crate) fn prefetch_far(_at: *const u8) {}

@@ -2,7 +2,7 @@
 #![allow(clippy::needless_range_loop, reason = "indices are the numbers of registers")]
 
 use crate::activations::GROUP;
-use forebay_core::panel::{PANEL_LINE, PANEL_ROWS};
+use forebay_core::panel::PANEL_LINE;
 use std::arch::x86_64::*;
 
 /// Sixteen registers: one half panel, four batch rows with two sums each, weights and activations.
@@ -109,24 +109,34 @@ pub(super) unsafe fn dot_int8<const P: usize, const S: usize>(
     }
 }
 
+/// Asks for the cache line at this address in the second cache.
+#[inline(always)]
+pub(super) fn prefetch_far(at: *const u8) {
+    // SAFETY: a prefetch never faults, and every x86-64 processor has it.
+    unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+}
+
 /// Asks for the cache line at this address.
 #[inline(always)]
-pub(super) fn prefetch(at: *const u8) {
+fn prefetch(at: *const u8) {
     // SAFETY: a prefetch never faults, and every x86-64 processor has it.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
 }
 
 /// As `scalar::panel::transpose`, in four blocks of eight words by eight rows.
 #[inline(always)]
-pub(super) unsafe fn transpose(rows: [*const u8; PANEL_ROWS], out: &mut [u8; 16 * PANEL_LINE]) {
+pub(super) unsafe fn transpose(start: *const u8, stride: usize, out: &mut [u8; 16 * PANEL_LINE]) {
     for half in 0..2 {
         for eight in 0..2 {
             // SAFETY: 64 readable bytes a row, 64 writable bytes a line; the caller has checked for AVX2.
             unsafe {
-                let rows: [__m256i; 8] =
-                    std::array::from_fn(|i| _mm256_loadu_si256(rows[8 * half + i].add(32 * eight).cast()));
-                let start = out.as_mut_ptr().add(8 * eight * PANEL_LINE + 32 * half);
-                transpose_eight(rows, start);
+                let mut eight_rows = [_mm256_setzero_si256(); 8];
+                for i in 0..8 {
+                    eight_rows[i] =
+                        _mm256_loadu_si256(start.add((8 * half + i) * stride + 32 * eight).cast());
+                }
+                let lines = out.as_mut_ptr().add(8 * eight * PANEL_LINE + 32 * half);
+                transpose_eight(eight_rows, lines);
             }
         }
     }

@@ -2,7 +2,7 @@
 #![allow(clippy::needless_range_loop, reason = "indices are the numbers of registers")]
 
 use crate::activations::GROUP;
-use forebay_core::panel::{PANEL_LINE, PANEL_ROWS};
+use forebay_core::panel::PANEL_LINE;
 use std::arch::x86_64::*;
 
 /// Thirty-two registers hold sixteen sums, the weights and the activations.
@@ -43,7 +43,12 @@ pub(super) unsafe fn dot_int4<const P: usize, const S: usize>(
     // SAFETY: the caller's panels and activations cover these units; it has checked for VNNI.
     unsafe {
         let mask = _mm512_set1_epi8(15);
-        let mut dots = [negated_sums.map(|sum| _mm512_slli_epi32(_mm512_set1_epi32(sum), 3)); P];
+        let mut dots = [[_mm512_setzero_si512(); S]; P];
+        for s in 0..S {
+            for p in 0..P {
+                dots[p][s] = _mm512_slli_epi32(_mm512_set1_epi32(negated_sums[s]), 3);
+            }
+        }
         for u in 0..units {
             let mut low = [_mm512_setzero_si512(); P];
             let mut high = low;
@@ -82,7 +87,12 @@ pub(super) unsafe fn dot_int8<const P: usize, const S: usize>(
     // SAFETY: the caller's panels and activations cover these units; it has checked for VNNI.
     unsafe {
         let flip = _mm512_set1_epi8(-128);
-        let mut dots = [negated_sums.map(|sum| _mm512_slli_epi32(_mm512_set1_epi32(sum), 7)); P];
+        let mut dots = [[_mm512_setzero_si512(); S]; P];
+        for s in 0..S {
+            for p in 0..P {
+                dots[p][s] = _mm512_slli_epi32(_mm512_set1_epi32(negated_sums[s]), 7);
+            }
+        }
         for u in 0..units {
             let mut weights = [_mm512_setzero_si512(); P];
             for p in 0..P {
@@ -101,19 +111,29 @@ pub(super) unsafe fn dot_int8<const P: usize, const S: usize>(
     }
 }
 
+/// Asks for the cache line at this address in the second cache.
+#[inline(always)]
+pub(super) fn prefetch_far(at: *const u8) {
+    // SAFETY: a prefetch never faults, and every x86-64 processor has it.
+    unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+}
+
 /// Asks for the cache line at this address.
 #[inline(always)]
-pub(super) fn prefetch(at: *const u8) {
+fn prefetch(at: *const u8) {
     // SAFETY: a prefetch never faults, and every x86-64 processor has it.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
 }
 
 /// As `scalar::panel::transpose`: words inside quarters first, then the quarters.
 #[inline(always)]
-pub(super) unsafe fn transpose(rows: [*const u8; PANEL_ROWS], out: &mut [u8; 16 * PANEL_LINE]) {
+pub(super) unsafe fn transpose(start: *const u8, stride: usize, out: &mut [u8; 16 * PANEL_LINE]) {
     // SAFETY: 64 readable bytes each, 64 writable bytes a line; the caller has checked for AVX-512.
     unsafe {
-        let r: [__m512i; 16] = rows.map(|row| _mm512_loadu_si512(row.cast()));
+        let mut r = [_mm512_setzero_si512(); 16];
+        for i in 0..16 {
+            r[i] = _mm512_loadu_si512(start.add(i * stride).cast());
+        }
         let mut fours = [_mm512_setzero_si512(); 16];
         for i in 0..4 {
             let [a, b, c, d] = [r[4 * i], r[4 * i + 1], r[4 * i + 2], r[4 * i + 3]];
