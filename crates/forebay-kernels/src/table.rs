@@ -337,11 +337,12 @@ macro_rules! room {
 
             #[inline(always)]
             unsafe fn transpose(
-                rows: [*const u8; forebay_core::panel::PANEL_ROWS],
+                start: *const u8,
+                stride: usize,
                 out: &mut [u8; 16 * forebay_core::panel::PANEL_LINE],
             ) {
                 // SAFETY: as above.
-                unsafe { panel::transpose(rows, out) }
+                unsafe { panel::transpose(start, stride, out) }
             }
         }
 

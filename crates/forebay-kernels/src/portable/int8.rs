@@ -28,6 +28,8 @@ pub(crate) struct Strip<const P: usize> {
     pub codes: [*const u8; P],
     /// The scales of the first weight group; `None` if each group's lie behind its codes.
     pub scales: Option<[*const u8; P]>,
+    /// What is asked for while the codes go by: as many bytes from here on as there are codes.
+    pub ahead: Option<*const u8>,
     /// Columns of the run.
     pub cols: usize,
     /// Columns of a weight group; the run starts with a whole one.
@@ -66,11 +68,11 @@ pub(crate) unsafe fn panels<R: Room>(view: &PanelView<'_>, rows: Range<usize>, x
             unsafe {
                 if pair {
                     let scales = scales.map(|(a, b)| [a, b]);
-                    let strip = Strip { codes: [a.0, b.0], scales, cols, group, unit_cols };
+                    let strip = Strip { codes: [a.0, b.0], scales, ahead: None, cols, group, unit_cols };
                     rows_of_batch::<R, 2>(&strip, x, first, 0, &mut sums[..tile]);
                 } else {
                     let scales = a.1.map(|a| [a]);
-                    let strip = Strip { codes: [a.0], scales, cols, group, unit_cols };
+                    let strip = Strip { codes: [a.0], scales, ahead: None, cols, group, unit_cols };
                     rows_of_batch::<R, 1>(&strip, x, first, 0, &mut sums[..tile]);
                 }
                 put(&sums[..tile], first, row, rows.end, out);
@@ -98,14 +100,20 @@ pub(crate) unsafe fn rows<R: Room>(view: &MatrixView<'_>, rows: Range<usize>, x:
             for start in (0..view.cols()).step_by(CHUNK) {
                 let len = CHUNK.min(view.cols() - start);
                 let group = start / GROUP;
+                // The rows below, in the order of the memory.
+                let below = row + if pair { 2 * PANEL_ROWS } else { PANEL_ROWS };
+                // A single row has too little to do meanwhile: the chunks look after themselves.
+                let near = x.batch() < PAIR_FROM;
+                let ahead = (first == 0 && !near).then(|| source.below(below, below - row, start));
                 // SAFETY: passed on to the caller; the chunks hold what the strips ask for.
                 unsafe {
-                    chunks[0].fill::<R>(&source, row..rows.end, start, len);
+                    chunks[0].fill::<R>(&source, row..rows.end, start, len, near);
                     if pair {
-                        chunks[1].fill::<R>(&source, row + PANEL_ROWS..rows.end, start, len);
+                        chunks[1].fill::<R>(&source, row + PANEL_ROWS..rows.end, start, len, near);
                         let strip = Strip {
                             codes: [chunks[0].codes(), chunks[1].codes()],
                             scales: Some([chunks[0].scales(), chunks[1].scales()]),
+                            ahead,
                             cols: len,
                             group: chunks[0].group,
                             unit_cols: chunks[0].unit_cols,
@@ -115,6 +123,7 @@ pub(crate) unsafe fn rows<R: Room>(view: &MatrixView<'_>, rows: Range<usize>, x:
                         let strip = Strip {
                             codes: [chunks[0].codes()],
                             scales: Some([chunks[0].scales()]),
+                            ahead,
                             cols: len,
                             group: chunks[0].group,
                             unit_cols: chunks[0].unit_cols,
@@ -164,21 +173,22 @@ unsafe fn rows_of_batch<R: Room, const P: usize>(
     group: usize,
     sums: &mut [[Sums; 2]],
 ) {
-    let mut b = 0;
+    let (mut b, mut strip) = (0, *strip);
     while b < sums.len() {
         let left = sums.len() - b;
         // SAFETY: passed on to the caller.
         b += unsafe {
             if left >= 8 && R::BATCH >= 8 {
-                some_rows::<R, P, 8>(strip, x, first + b, group, &mut sums[b..b + 8])
+                some_rows::<R, P, 8>(&strip, x, first + b, group, &mut sums[b..b + 8])
             } else if left >= 4 {
-                some_rows::<R, P, 4>(strip, x, first + b, group, &mut sums[b..b + 4])
+                some_rows::<R, P, 4>(&strip, x, first + b, group, &mut sums[b..b + 4])
             } else if left >= 2 {
-                some_rows::<R, P, 2>(strip, x, first + b, group, &mut sums[b..b + 2])
+                some_rows::<R, P, 2>(&strip, x, first + b, group, &mut sums[b..b + 2])
             } else {
-                some_rows::<R, P, 1>(strip, x, first + b, group, &mut sums[b..b + 1])
+                some_rows::<R, P, 1>(&strip, x, first + b, group, &mut sums[b..b + 1])
             }
         };
+        strip.ahead = None;
     }
 }
 
@@ -224,6 +234,7 @@ unsafe fn tile<R: Room, const U: usize, const P: usize, const S: usize>(
 ) {
     let mut codes = strip.codes;
     let mut scales = strip.scales;
+    let mut ahead = strip.ahead;
     let mut from = 0;
     while from < strip.cols {
         let weight_end = (from + strip.group).min(strip.cols);
@@ -231,13 +242,22 @@ unsafe fn tile<R: Room, const U: usize, const P: usize, const S: usize>(
         unsafe {
             let behind = (weight_end - from).next_multiple_of(16) / U * PANEL_LINE;
             let here = scales.unwrap_or_else(|| codes.map(|codes| codes.add(behind)));
-            let sw = here.map(|scales| R::load(&scales.cast::<Sums>().read_unaligned()));
+            let mut sw = [R::splat(0.0); P];
+            for p in 0..P {
+                sw[p] = R::load(&here[p].cast::<Sums>().read_unaligned());
+            }
             while from < weight_end {
                 let (group, column) = (from / GROUP, from % GROUP);
                 let to = weight_end.min((group + 1) * GROUP);
                 let totals: [&GroupTotals; S] = std::array::from_fn(|s| &*x.totals.add(group * x.stride + s));
                 // Columns beyond the last one are padding: zero on both sides.
                 let units = (to - from).next_multiple_of(16) / U;
+                if let Some(at) = &mut ahead {
+                    for _ in 0..units * P {
+                        R::prefetch(*at);
+                        *at = at.wrapping_add(PANEL_LINE);
+                    }
+                }
                 let dots = if to - from == GROUP {
                     segment::<R, U, P, S>(codes, GROUP / U, x, group, 0, totals.map(|t| t.negated_sum))
                 } else {

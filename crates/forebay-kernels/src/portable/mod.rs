@@ -21,7 +21,7 @@ pub(crate) mod registers;
 pub(crate) mod score;
 pub(crate) mod select;
 
-use forebay_core::panel::{PANEL_LINE, PANEL_ROWS};
+use forebay_core::panel::PANEL_LINE;
 use lanes::{Bf16Bits, LANES};
 
 /// Columns that are decoded at a time. A multiple of the activation group and of
@@ -130,8 +130,9 @@ pub(crate) trait Room {
     /// Asks for the cache line at this address, which need not exist.
     fn prefetch(at: *const u8);
 
-    /// Word `i` (four bytes) of row `j` becomes word `j` of line `i`; each row has 64 bytes.
-    unsafe fn transpose(rows: [*const u8; PANEL_ROWS], out: &mut [u8; 16 * PANEL_LINE]);
+    /// Word `i` (four bytes) of row `j` becomes word `j` of line `i`: sixteen rows of 64 bytes,
+    /// the first at `start`, the next `stride` bytes further.
+    unsafe fn transpose(start: *const u8, stride: usize, out: &mut [u8; 16 * PANEL_LINE]);
 }
 
 /// Where a block of weight rows puts its results: `y[batch row][weight row - first]`.

@@ -14,7 +14,7 @@ const SMALLEST_GROUP: usize = 16;
 
 /// How far ahead of its use a row is asked for, in bytes of that row: sixteen rows are under
 /// way at once.
-const AHEAD: usize = 512;
+const AHEAD: usize = 320;
 
 /// Row-major weights of an integer format, their shape worked out once.
 pub(crate) struct RowSource<'a> {
@@ -40,6 +40,13 @@ impl<'a> RowSource<'a> {
             row_scales: view.scales().len() / rows,
             group: columns_per_scale(format, cols),
         }
+    }
+
+    /// Where `rows` rows from row `row` on are asked for, in the order of the memory, while
+    /// columns from `start` on of as many other rows are multiplied.
+    pub(crate) fn below(&self, row: usize, rows: usize, start: usize) -> *const u8 {
+        let before = self.row_bytes * start / self.cols.max(1);
+        self.codes.as_ptr().wrapping_add(row * self.row_bytes + rows * before)
     }
 }
 
@@ -73,7 +80,8 @@ impl Chunk {
     }
 
     /// Takes in columns `start..start + len` (`start` a multiple of [`CHUNK`]) of the first
-    /// sixteen of `rows`; if there are fewer, the last one stands in for the others.
+    /// sixteen of `rows`; if there are fewer, the lines of the others hold anything. With `near`, what follows in
+    /// these rows is asked for meanwhile.
     ///
     /// # Safety
     /// As the methods of [`Room`].
@@ -84,82 +92,107 @@ impl Chunk {
         rows: Range<usize>,
         start: usize,
         len: usize,
+        near: bool,
     ) {
         self.unit_cols = int8::unit_cols(source.format);
-        let block: [usize; PANEL_ROWS] = std::array::from_fn(|lane| (rows.start + lane).min(rows.end - 1));
-        let codes = block.map(|row| &source.codes[row * source.row_bytes..(row + 1) * source.row_bytes]);
+        let first = start / source.group;
+        self.group = if source.group >= source.cols { CHUNK } else { source.group };
+        let groups = (start + len).div_ceil(source.group) - first;
+        let (from, to) = (start * 4 / self.unit_cols, ((start + len) * 4).div_ceil(self.unit_cols));
+        let rows = rows.start..rows.end.min(rows.start + PANEL_ROWS);
+        let codes = &source.codes[rows.start * source.row_bytes..rows.end * source.row_bytes];
+        let scales = &source.scales[rows.start * source.row_scales..rows.end * source.row_scales];
         // SAFETY: passed on to the caller.
         unsafe {
-            if source.format == Format::Int2Row {
-                let mut wide = [[0i8; CHUNK]; PANEL_ROWS];
-                for (wide, codes) in wide.iter_mut().zip(codes) {
-                    decode::codes::<R>(source.format, codes, start, &mut wide[..len]);
-                }
-                self.transpose::<R>(wide.each_ref().map(|row| bytemuck::cast_slice(&row[..len])), 0, len);
+            if rows.len() == PANEL_ROWS && source.format != Format::Int2Row {
+                let stride = source.row_bytes;
+                transpose::<R>(
+                    codes.as_ptr().add(from),
+                    stride,
+                    to - from,
+                    near.then_some(Ahead { from, row_bytes: stride }),
+                    &mut self.codes,
+                );
             } else {
-                let (from, to) = (start * 4 / self.unit_cols, ((start + len) * 4).div_ceil(self.unit_cols));
-                self.transpose::<R>(codes, from, to);
+                let mut padded = [[0i8; CHUNK]; PANEL_ROWS];
+                for (padded, codes) in padded.iter_mut().zip(codes.chunks_exact(source.row_bytes)) {
+                    if source.format == Format::Int2Row {
+                        decode::codes::<R>(source.format, codes, start, &mut padded[..len]);
+                    } else {
+                        padded[..to - from].copy_from_slice(bytemuck::cast_slice(&codes[from..to]));
+                    }
+                }
+                transpose::<R>(padded.as_ptr().cast(), CHUNK, to - from, None, &mut self.codes);
             }
-            let first = start / source.group;
-            self.group = if source.group >= source.cols { CHUNK } else { source.group };
-            let groups = (start + len).div_ceil(source.group) - first;
-            let scales = block.map(|row| &source.scales[row * source.row_scales..][..source.row_scales]);
-            self.take_scales::<R>(scales, first, groups);
+            if rows.len() == PANEL_ROWS {
+                let start = scales.as_ptr().add(first).cast::<u8>();
+                let out = bytemuck::cast_slice_mut(&mut self.scales);
+                if source.row_scales == 1 {
+                    out[..PANEL_LINE].copy_from_slice(bytemuck::cast_slice(&scales[..PANEL_ROWS]));
+                } else {
+                    // Whole lines where the row has them: what lies beyond the chunk is not used.
+                    let len = 4 * groups.next_multiple_of(PANEL_ROWS).min(source.row_scales - first);
+                    let ahead = Some(Ahead { from: 4 * first, row_bytes: 4 * source.row_scales });
+                    transpose::<R>(start, 4 * source.row_scales, len, ahead, out);
+                }
+            } else {
+                for (lane, scales) in scales.chunks_exact(source.row_scales).enumerate() {
+                    for (out, scale) in self.scales.iter_mut().zip(&scales[first..first + groups]) {
+                        out[lane] = *scale;
+                    }
+                }
+            }
         }
     }
+}
 
-    /// Bytes `from..to` of the rows, as lines.
-    #[inline(always)]
-    unsafe fn transpose<R: Room>(&mut self, rows: [&[u8]; PANEL_ROWS], from: usize, to: usize) {
-        let out = self.codes.as_chunks_mut::<BLOCK>().0;
-        let whole = (to - from) / PANEL_LINE;
-        let starts = rows.map(|row| row.as_ptr());
-        for (block, out) in out.iter_mut().enumerate().take(whole) {
-            let at = from + block * PANEL_LINE;
-            // After the end of a row, the sixteen rows below are next.
-            let ahead = if at + AHEAD < rows[0].len() { at + AHEAD } else { at + AHEAD + 15 * rows[0].len() };
-            for start in starts {
-                R::prefetch(start.wrapping_add(ahead));
+/// What is asked for while a row is read: the same row [`AHEAD`] bytes further, and after the
+/// end of the row the sixteen rows below, which are next.
+#[derive(Clone, Copy)]
+struct Ahead {
+    /// The byte of the row that is read first.
+    from: usize,
+    row_bytes: usize,
+}
+
+/// Sixteen rows of `len` bytes, the first at `start` and the next `stride` bytes further, as
+/// lines of words.
+///
+/// # Safety
+/// The rows are there; the processor has the room's instruction set.
+#[inline(always)]
+unsafe fn transpose<R: Room>(
+    start: *const u8,
+    stride: usize,
+    len: usize,
+    ahead: Option<Ahead>,
+    out: &mut [u8],
+) {
+    let out = out.as_chunks_mut::<BLOCK>().0;
+    let whole = len / PANEL_LINE;
+    for (block, out) in out.iter_mut().enumerate().take(whole) {
+        let here = start.wrapping_add(block * PANEL_LINE);
+        if let Some(Ahead { from, row_bytes }) = ahead {
+            let beyond = from + block * PANEL_LINE + AHEAD >= row_bytes;
+            let next = here.wrapping_add(AHEAD + if beyond { 15 * row_bytes } else { 0 });
+            for i in 0..PANEL_ROWS {
+                R::prefetch(next.wrapping_add(i * stride));
             }
-            // SAFETY: 64 bytes of each row from here on; the instruction set is there.
-            unsafe { R::transpose(starts.map(|start| start.add(at)), out) };
         }
-        if !(to - from).is_multiple_of(PANEL_LINE) {
-            let mut padded = [[0u8; PANEL_LINE]; PANEL_ROWS];
-            for (padded, row) in padded.iter_mut().zip(rows) {
-                let rest = &row[from + whole * PANEL_LINE..to];
-                padded[..rest.len()].copy_from_slice(rest);
-            }
-            // SAFETY: as above.
-            unsafe { R::transpose(padded.each_ref().map(|row| row.as_ptr()), &mut out[whole]) };
-        }
+        // SAFETY: 64 bytes of each row from here on; the instruction set is there.
+        unsafe { R::transpose(here, stride, out) };
     }
-
-    /// Scales `first..first + len` of the rows, as lines.
-    #[inline(always)]
-    unsafe fn take_scales<R: Room>(&mut self, rows: [&[f32]; PANEL_ROWS], first: usize, len: usize) {
-        if len == 1 {
-            self.scales[0] = rows.map(|scales| scales[first]);
-            return;
-        }
-        let out = self.scales.as_chunks_mut::<PANEL_ROWS>().0;
-        for (block, out) in out.iter_mut().enumerate().take(len.div_ceil(PANEL_ROWS)) {
-            let from = first + block * PANEL_ROWS;
-            let out = bytemuck::cast_mut(out);
-            for row in rows {
-                R::prefetch(row.as_ptr().wrapping_add(from + 32).cast());
-            }
-            if from + PANEL_ROWS <= rows[0].len() {
-                // SAFETY: 64 bytes of each row from here on; the instruction set is there.
-                unsafe { R::transpose(rows.map(|row| row.as_ptr().add(from).cast()), out) };
-            } else {
-                let mut padded = [[0f32; PANEL_ROWS]; PANEL_ROWS];
-                for (padded, row) in padded.iter_mut().zip(rows) {
-                    padded[..row.len() - from].copy_from_slice(&row[from..]);
-                }
-                // SAFETY: as above.
-                unsafe { R::transpose(padded.each_ref().map(|row| row.as_ptr().cast()), out) };
+    let rest = len % PANEL_LINE;
+    if rest > 0 {
+        let mut padded = [[0u8; PANEL_LINE]; PANEL_ROWS];
+        for (i, padded) in padded.iter_mut().enumerate() {
+            // SAFETY: the rest of each row.
+            unsafe {
+                let from = start.add(i * stride + whole * PANEL_LINE);
+                std::ptr::copy_nonoverlapping(from, padded.as_mut_ptr(), rest);
             }
         }
+        // SAFETY: as above.
+        unsafe { R::transpose(padded.as_ptr().cast(), PANEL_LINE, &mut out[whole]) };
     }
 }

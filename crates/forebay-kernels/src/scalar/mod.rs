@@ -136,11 +136,12 @@ impl Room for Scalar {
 
     #[inline(always)]
     unsafe fn transpose(
-        rows: [*const u8; forebay_core::panel::PANEL_ROWS],
+        start: *const u8,
+        stride: usize,
         out: &mut [u8; 16 * forebay_core::panel::PANEL_LINE],
     ) {
         // SAFETY: passed on to the caller.
-        unsafe { panel::transpose(rows, out) }
+        unsafe { panel::transpose(start, stride, out) }
     }
 }
 

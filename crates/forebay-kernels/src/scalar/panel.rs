@@ -67,13 +67,13 @@ pub(crate) unsafe fn dot_int8<const P: usize, const S: usize>(
     })
 }
 
-/// Word `i` of row `j` becomes word `j` of line `i`.
+/// Word `i` of row `j` becomes word `j` of line `i`; rows are `stride` bytes apart.
 #[inline(always)]
-pub(crate) unsafe fn transpose(rows: [*const u8; PANEL_ROWS], out: &mut [u8; 16 * PANEL_LINE]) {
+pub(crate) unsafe fn transpose(start: *const u8, stride: usize, out: &mut [u8; 16 * PANEL_LINE]) {
     let (words, _) = out.as_chunks_mut::<4>();
-    for (j, row) in rows.into_iter().enumerate() {
+    for j in 0..PANEL_ROWS {
         // SAFETY: the caller's rows have 64 bytes.
-        let row: &[[u8; 4]; 16] = unsafe { &*row.cast() };
+        let row: &[[u8; 4]; 16] = unsafe { &*start.add(j * stride).cast() };
         for (i, word) in row.iter().enumerate() {
             words[i * PANEL_ROWS + j] = *word;
         }

@@ -146,10 +146,12 @@ fn project(
     resize(&mut scratch.low_rank, rows * a.q_rank);
     resize(&mut scratch.queries, rows * a.heads * a.qk());
     resize(&mut scratch.latent_rope, rows * (a.kv_rank + a.rope));
-    ctx.linear(Role::QueryDown, &weights.q_a, x, quantised, &mut scratch.raw);
+    // Both take the layer's input, quantised once.
+    debug_assert_eq!(Role::QueryDown.arith(ctx.arith), Role::KvDown.arith(ctx.arith));
+    let products = [(&weights.q_a, &mut scratch.raw[..]), (&weights.kv_a, &mut scratch.latent_rope[..])];
+    ctx.linears(Role::QueryDown, x, quantised, products);
     ctx.rms_norms(&scratch.raw, &weights.q_a_norm, spec.low_rank_norm_eps, &mut scratch.low_rank);
     ctx.linear(Role::QueryUp, &weights.q_b, &scratch.low_rank, quantised, &mut scratch.queries);
-    ctx.linear(Role::KvDown, &weights.kv_a, x, quantised, &mut scratch.latent_rope);
 }
 
 /// Rotates the rope parts and writes the layer's new cache rows, all of them before any is read.

@@ -45,14 +45,15 @@ pub enum Role {
 impl Role {
     /// The arithmetic of this role when the engine runs in `mode`.
     ///
-    /// A fixed table, never a function of the number of rows. Attention inputs
-    /// and the indexer decide *which* keys count. They stay exact because the
-    /// authors of the reference engine measured a loss with 8-bit activations
-    /// there, on the real model; on the demo model the cost is not measurable
-    /// (docs/numerics.md section 10).
+    /// A fixed table, never a function of the number of rows (docs/numerics.md section 10).
+    /// The router and the indexer stay exact: they decide *which* experts and keys count.
+    /// `kv_b` does because absorbed attention combines its rows.
     pub fn arith(self, mode: Arith) -> Arith {
         match self {
             Role::Head
+            | Role::QueryDown
+            | Role::QueryUp
+            | Role::KvDown
             | Role::AttentionOut
             | Role::DenseMlp
             | Role::SharedExpert
@@ -60,9 +61,6 @@ impl Role {
             | Role::Mtp => mode,
             Role::Embedding
             | Role::Norm
-            | Role::QueryDown
-            | Role::QueryUp
-            | Role::KvDown
             | Role::KvUp
             | Role::IndexQuery
             | Role::IndexKey

@@ -3,7 +3,7 @@
 
 use crate::activations::GROUP;
 use crate::arm::neon::lanes::Lanes;
-use forebay_core::panel::{PANEL_LINE, PANEL_ROWS};
+use forebay_core::panel::PANEL_LINE;
 use std::arch::aarch64::*;
 use std::arch::asm;
 
@@ -182,13 +182,13 @@ pub(crate) fn prefetch(at: *const u8) {
 
 /// As `scalar::panel::transpose`, in sixteen blocks of four words by four rows.
 #[inline(always)]
-pub(crate) unsafe fn transpose(rows: [*const u8; PANEL_ROWS], out: &mut [u8; 16 * PANEL_LINE]) {
-    let start = out.as_mut_ptr();
+pub(crate) unsafe fn transpose(start: *const u8, stride: usize, out: &mut [u8; 16 * PANEL_LINE]) {
+    let lines_start = out.as_mut_ptr();
     for quarter in 0..4 {
         for four in 0..4 {
             // SAFETY: 64 readable bytes a row, 64 writable bytes a line; the caller has checked for NEON.
             unsafe {
-                let row = |i: usize| vld1q_u32(rows[4 * quarter + i].add(16 * four).cast());
+                let row = |i: usize| vld1q_u32(start.add((4 * quarter + i) * stride + 16 * four).cast());
                 let (a, b, c, d) = (row(0), row(1), row(2), row(3));
                 // Words 0 and 2 of two rows, then words 1 and 3.
                 let (ab, cd) = (vtrn1q_u32(a, b), vtrn1q_u32(c, d));
@@ -201,7 +201,7 @@ pub(crate) unsafe fn transpose(rows: [*const u8; PANEL_ROWS], out: &mut [u8; 16 
                     vtrn2q_u64(ab_odd, cd_odd),
                 ];
                 for (word, line) in lines.into_iter().enumerate() {
-                    let at = start.add((4 * four + word) * PANEL_LINE + 16 * quarter);
+                    let at = lines_start.add((4 * four + word) * PANEL_LINE + 16 * quarter);
                     vst1q_u8(at, vreinterpretq_u8_u64(line));
                 }
             }

@@ -38,37 +38,38 @@ impl Unpanelled {
         let group_units = if grouped { shape.group_cols() / shape.unit_cols() } else { usize::MAX };
         let units = cols.len().next_multiple_of(16) / shape.unit_cols();
         let mut words = [0u8; BLOCK];
-        let mut scale_lines = [bytes.as_ptr(); SCALES];
+        let mut lines = [[0u8; PANEL_LINE]; 16];
+        let mut scale_lines = [[0u8; PANEL_LINE]; SCALES];
         let mut groups = 0;
         let mut at = shape.codes_at(cols.start);
         let mut left = group_units;
         for first in (0..units).step_by(16) {
-            let mut lines = [bytes.as_ptr(); 16];
             for line in &mut lines[..16.min(units - first)] {
                 if left == 0 {
-                    scale_lines[groups] = bytes[at..at + PANEL_LINE].as_ptr();
+                    scale_lines[groups].copy_from_slice(&bytes[at..at + PANEL_LINE]);
                     groups += 1;
                     at += PANEL_LINE;
                     left = group_units;
                 }
-                *line = bytes[at..at + PANEL_LINE].as_ptr();
-                R::prefetch(line.wrapping_add(AHEAD));
+                let here = &bytes[at..at + PANEL_LINE];
+                line.copy_from_slice(here);
+                R::prefetch(here.as_ptr().wrapping_add(AHEAD));
                 at += PANEL_LINE;
                 left -= 1;
             }
-            // SAFETY: 64 bytes from each pointer on (a panel is longer); the instruction set is there.
-            unsafe { R::transpose(lines, &mut words) };
+            // SAFETY: sixteen lines; the instruction set is there.
+            unsafe { R::transpose(lines.as_ptr().cast(), PANEL_LINE, &mut words) };
             for (row, words) in self.codes.iter_mut().zip(words.as_chunks::<PANEL_LINE>().0) {
                 row.as_chunks_mut::<PANEL_LINE>().0[first / 16] = *words;
             }
         }
-        if grouped {
-            scale_lines[groups] = bytes[at..at + PANEL_LINE].as_ptr();
-        }
+        // The last group's scales are behind its codes; a scale per row is at the start.
+        let last = if grouped { at } else { 0 };
+        scale_lines[groups].copy_from_slice(&bytes[last..last + PANEL_LINE]);
         groups += 1;
         for (block, lines) in scale_lines.as_chunks::<16>().0.iter().enumerate().take(groups.div_ceil(16)) {
             // SAFETY: as above.
-            unsafe { R::transpose(*lines, &mut words) };
+            unsafe { R::transpose(lines.as_ptr().cast(), PANEL_LINE, &mut words) };
             for (row, words) in self.scales.iter_mut().zip(words.as_chunks::<PANEL_LINE>().0) {
                 *bytemuck::cast_mut::<[f32; 16], [u8; PANEL_LINE]>(&mut row.as_chunks_mut().0[block]) =
                     *words;

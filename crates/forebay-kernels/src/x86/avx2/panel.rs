@@ -2,7 +2,7 @@
 #![allow(clippy::needless_range_loop, reason = "indices are the numbers of registers")]
 
 use crate::activations::GROUP;
-use forebay_core::panel::{PANEL_LINE, PANEL_ROWS};
+use forebay_core::panel::PANEL_LINE;
 use std::arch::x86_64::*;
 
 /// Sixteen registers: one half panel, four batch rows with two sums each, weights and activations.
@@ -118,17 +118,17 @@ pub(super) fn prefetch(at: *const u8) {
 
 /// As `scalar::panel::transpose`, in four blocks of eight words by eight rows.
 #[inline(always)]
-pub(super) unsafe fn transpose(rows: [*const u8; PANEL_ROWS], out: &mut [u8; 16 * PANEL_LINE]) {
+pub(super) unsafe fn transpose(start: *const u8, stride: usize, out: &mut [u8; 16 * PANEL_LINE]) {
     for half in 0..2 {
         for eight in 0..2 {
             // SAFETY: 64 readable bytes a row, 64 writable bytes a line; the caller has checked for AVX2.
             unsafe {
                 let mut r = [_mm256_setzero_si256(); 8];
                 for i in 0..8 {
-                    r[i] = _mm256_loadu_si256(rows[8 * half + i].add(32 * eight).cast());
+                    r[i] = _mm256_loadu_si256(start.add((8 * half + i) * stride + 32 * eight).cast());
                 }
-                let start = out.as_mut_ptr().add(8 * eight * PANEL_LINE + 32 * half);
-                transpose_eight(r, start);
+                let lines = out.as_mut_ptr().add(8 * eight * PANEL_LINE + 32 * half);
+                transpose_eight(r, lines);
             }
         }
     }

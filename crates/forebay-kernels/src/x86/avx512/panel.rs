@@ -2,7 +2,7 @@
 #![allow(clippy::needless_range_loop, reason = "indices are the numbers of registers")]
 
 use crate::activations::GROUP;
-use forebay_core::panel::{PANEL_LINE, PANEL_ROWS};
+use forebay_core::panel::PANEL_LINE;
 use std::arch::x86_64::*;
 
 /// Thirty-two registers hold sixteen sums, the weights and the activations.
@@ -110,13 +110,13 @@ pub(super) fn prefetch(at: *const u8) {
 
 /// As `scalar::panel::transpose`: words inside quarters first, then the quarters.
 #[inline(always)]
-pub(super) unsafe fn transpose(rows: [*const u8; PANEL_ROWS], out: &mut [u8; 16 * PANEL_LINE]) {
+pub(super) unsafe fn transpose(start: *const u8, stride: usize, out: &mut [u8; 16 * PANEL_LINE]) {
     // SAFETY: 64 readable bytes each, 64 writable bytes a line; the caller has checked for AVX-512.
     unsafe {
         // A loop, because the compiler does not inline the closure of a map over sixteen.
         let mut r = [_mm512_setzero_si512(); 16];
         for i in 0..16 {
-            r[i] = _mm512_loadu_si512(rows[i].cast());
+            r[i] = _mm512_loadu_si512(start.add(i * stride).cast());
         }
         let mut fours = [_mm512_setzero_si512(); 16];
         for i in 0..4 {
