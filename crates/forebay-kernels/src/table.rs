@@ -27,7 +27,7 @@ pub(crate) struct Table {
     pub layer_norm: LayerNormFn,
     pub exp_all: unsafe fn(&mut [f32]),
     pub sigmoid_all: unsafe fn(&mut [f32]),
-    pub swiglu: unsafe fn(&[f32], &[f32], &mut [f32]),
+    pub swiglu: unsafe fn(&mut [f32], &[f32]),
     pub attend: AttendFn,
     pub scores: ScoresFn,
     pub select: SelectFn,
@@ -128,8 +128,8 @@ macro_rules! room_table {
                 exp::sigmoid_all(values)
             }
             $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn swiglu(gate: &[f32], up: &[f32], out: &mut [f32]) {
-                exp::swiglu(gate, up, out)
+            pub(super) unsafe fn swiglu(gate: &mut [f32], up: &[f32]) {
+                exp::swiglu(gate, up)
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn attend(

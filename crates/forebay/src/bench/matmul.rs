@@ -141,7 +141,7 @@ impl Rows {
     fn random(bench: &Bench<'_>, cols: usize, batch: usize) -> Self {
         let values = random_floats(bench.largest_team(), cols * batch);
         let mut quantised = Activations::new(cols);
-        quantised.quantise(bench.kernels, &values);
+        quantised.quantise(bench.kernels, bench.largest_team(), &values);
         Self { batch, values, quantised }
     }
 
