@@ -44,6 +44,11 @@ impl Kernels {
         self.table
     }
 
+    /// The same but for its products in `free_order`, which alone may use it.
+    pub(crate) fn in_free_order(self) -> Self {
+        Self { isa: self.isa, table: self.table.free_order }
+    }
+
     /// The canonical dot product of two vectors of one length.
     ///
     /// # Panics
