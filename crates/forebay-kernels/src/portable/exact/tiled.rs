@@ -15,9 +15,8 @@ use std::ops::Range;
 const ROWS: usize = PANEL_ROWS;
 /// Weight rows that are decoded together; with a whole chunk of columns they stay in the first cache.
 const HALF: usize = 8;
-/// Columns that are decoded together: half of a [`CHUNK`], so that the activations of a tile
-/// find room beside the weights.
-const COLS: usize = CHUNK / 2;
+/// Columns that are decoded together: beside the weights, the activations of a tile find room.
+const COLS: usize = CHUNK;
 /// Batch rows that share one decoding.
 const BATCH: usize = 64;
 
