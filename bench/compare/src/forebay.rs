@@ -126,7 +126,7 @@ impl<'a> Products<'a> {
     /// One product, both layouts.
     fn product(&mut self, matrix: &Matrix) {
         let (kernels, team, y) = (self.kernels, &self.team, &mut self.y);
-        self.activations.quantise(kernels, self.x);
+        self.activations.quantise(kernels, team, self.x);
         let input = Input::int8(self.x, &self.activations);
         match matrix {
             Matrix::Rows(encoded) => {

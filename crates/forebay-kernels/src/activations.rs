@@ -1,6 +1,7 @@
 //! Quantised activations: int8 codes with one scale per group of 64 columns.
 
-use crate::Kernels;
+use crate::team::Chunks;
+use crate::{Kernels, Team};
 
 /// Columns that share one activation scale.
 pub const GROUP: usize = 64;
@@ -75,21 +76,23 @@ impl Activations {
         self.batch
     }
 
-    /// Replaces the contents by the rows of `x` (`[batch, cols]`, row-major).
+    /// Replaces the contents by the rows of `x` (`[batch, cols]`, row-major), split over the team.
     ///
     /// A group that holds NaN or an infinity gets the scale NaN, so that every
     /// result that depends on it is NaN.
     ///
     /// # Panics
     /// If `x` is not a whole number of rows.
-    pub fn quantise(&mut self, kernels: Kernels, x: &[f32]) {
-        assert_eq!(x.len() % self.cols.max(1), 0, "activations must be whole rows of {} columns", self.cols);
-        self.resize(x.len() / self.cols.max(1));
-        for (row, x) in x.chunks(self.cols.max(1)).enumerate() {
-            let place = self.place(row);
-            let (codes, split) = (&mut self.codes[place.start..], &mut self.split[place.start..]);
-            kernels.quantise_row(x, place.stride, codes, split, &mut self.totals[place.start..]);
-        }
+    pub fn quantise(&mut self, kernels: Kernels, team: &Team, x: &[f32]) {
+        let cols = self.cols.max(1);
+        assert_eq!(x.len() % cols, 0, "activations must be whole rows of {} columns", self.cols);
+        self.resize(x.len() / cols);
+        self.for_each_tile(team, &|first, rows, tile| {
+            for (row, x) in x[first * cols..(first + rows) * cols].chunks(cols).enumerate() {
+                let Tile { codes, split, totals } = tile;
+                kernels.quantise_row(x, rows, &mut codes[row..], &mut split[row..], &mut totals[row..]);
+            }
+        });
     }
 
     /// Replaces the contents by rows `rows` of `source`, in that order: the same
@@ -97,19 +100,40 @@ impl Activations {
     ///
     /// # Panics
     /// If the widths differ or a row is out of range.
-    pub fn gather(&mut self, source: &Activations, rows: &[usize]) {
+    pub fn gather(&mut self, team: &Team, source: &Activations, rows: &[usize]) {
         assert_eq!(self.cols, source.cols, "gathered rows must have the same width");
-        self.resize(rows.len());
-        for (to, from) in rows.iter().enumerate() {
-            assert!(*from < source.batch, "row {from} of a batch of {}", source.batch);
-            let (to, from) = (self.place(to), source.place(*from));
-            for g in 0..self.groups {
-                let (to, from) = (to.start + g * to.stride, from.start + g * from.stride);
-                self.codes[to] = source.codes[from];
-                self.split[to] = source.split[from];
-                self.totals[to] = source.totals[from];
-            }
+        if let Some(row) = rows.iter().find(|row| **row >= source.batch) {
+            panic!("row {row} of a batch of {}", source.batch);
         }
+        self.resize(rows.len());
+        let groups = self.groups;
+        self.for_each_tile(team, &|first, count, tile| {
+            let from: [Place; TILE_ROWS] =
+                std::array::from_fn(|i| source.place(rows[first + i.min(count - 1)]));
+            for g in 0..groups {
+                for (i, from) in from[..count].iter().enumerate() {
+                    let (to, from) = (g * count + i, from.start + g * from.stride);
+                    tile.codes[to] = source.codes[from];
+                    tile.split[to] = source.split[from];
+                    tile.totals[to] = source.totals[from];
+                }
+            }
+        });
+    }
+
+    /// Calls `body(first row, rows, tile)` for every tile, split over the team.
+    fn for_each_tile(&mut self, team: &Team, body: &(dyn Fn(usize, usize, &mut Tile<'_>) + Sync)) {
+        let (batch, entries) = (self.batch, (TILE_ROWS * self.groups).max(1));
+        let codes = Chunks::new(&mut self.codes, entries);
+        let split = Chunks::new(&mut self.split, entries);
+        let totals = Chunks::new(&mut self.totals, entries);
+        team.run(codes.count(), &|tile| {
+            let first = tile * TILE_ROWS;
+            // SAFETY: the three have as many entries and chunks; every part is run once.
+            let mut tile =
+                unsafe { Tile { codes: codes.get(tile), split: split.get(tile), totals: totals.get(tile) } };
+            body(first, TILE_ROWS.min(batch - first), &mut tile);
+        });
     }
 
     /// The codes of row `row`, without the zeros that fill up the last group.
@@ -163,6 +187,13 @@ impl Activations {
         self.split.resize(batch * self.groups, [0; GROUP]);
         self.totals.resize(batch * self.groups, GroupTotals::default());
     }
+}
+
+/// The entries of a tile: those of its rows for the first group, then for the second one ...
+struct Tile<'a> {
+    codes: &'a mut [[i8; GROUP]],
+    split: &'a mut [[i8; GROUP]],
+    totals: &'a mut [GroupTotals],
 }
 
 /// Where the groups of a row lie: the first one, and the distance to the next.

@@ -44,6 +44,11 @@ impl Kernels {
         self.table
     }
 
+    /// The same but for its products in `free_order`, which alone may use it.
+    pub(crate) fn in_free_order(self) -> Self {
+        Self { isa: self.isa, table: self.table.free_order }
+    }
+
     /// The canonical dot product of two vectors of one length.
     ///
     /// # Panics
@@ -97,14 +102,14 @@ impl Kernels {
         unsafe { (self.table.sigmoid_all)(values) }
     }
 
-    /// `out[i] = silu(gate[i]) * up[i]`.
+    /// `gate[i] = silu(gate[i]) * up[i]`.
     ///
     /// # Panics
     /// If the lengths differ.
-    pub fn swiglu(self, gate: &[f32], up: &[f32], out: &mut [f32]) {
-        assert!(gate.len() == up.len() && gate.len() == out.len(), "SwiGLU takes vectors of one length");
+    pub fn swiglu(self, gate: &mut [f32], up: &[f32]) {
+        assert_eq!(gate.len(), up.len(), "SwiGLU takes vectors of one length");
         // SAFETY: the processor has the room's instruction set.
-        unsafe { (self.table.swiglu)(gate, up, out) }
+        unsafe { (self.table.swiglu)(gate, up) }
     }
 
     /// Quantises one row of activations: one entry per started group, `stride` entries apart.

@@ -16,6 +16,7 @@
 mod activations;
 mod attention;
 mod buffer;
+pub mod free_order;
 mod indexer;
 mod isa;
 mod kernels;
@@ -43,7 +44,9 @@ pub use indexer::{
 };
 pub use isa::{Isa, IsaUnavailable, ParseIsaError};
 pub use kernels::Kernels;
-pub use matmul::{Input, MatmulJob, Weights, combine_batch, combine_rows, matmul, matmul_many, matmul_rows};
+pub use matmul::{
+    Input, MatmulJob, Weights, combine_batch, combine_rows, matmul, matmul_many, matmul_rows, matmul_swiglu,
+};
 pub use rope::{Rope, RopeError};
 pub use router::{RouterError, RouterRule, route};
 pub use team::Team;

@@ -3,6 +3,7 @@
 use crate::portable::Out;
 use crate::portable::combine::Coefficients;
 use crate::{Activations, Kernels, Team};
+use forebay_core::format::Format;
 use forebay_core::panel::PanelView;
 use forebay_core::view::MatrixView;
 use std::marker::PhantomData;
@@ -30,6 +31,14 @@ impl Weights<'_> {
         match self {
             Weights::Rows(view) => view.rows(),
             Weights::Panels(view) => view.shape().rows(),
+        }
+    }
+
+    /// The format of the weights.
+    pub fn format(&self) -> Format {
+        match self {
+            Weights::Rows(view) => view.format(),
+            Weights::Panels(view) => view.shape().format(),
         }
     }
 
@@ -61,7 +70,7 @@ impl<'a> From<PanelView<'a>> for Weights<'a> {
 /// activation row only, never on the batch, the threads or the instruction set.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
-    /// The f32 rows.
+    /// The f32 rows; none where integer weights take the quantised ones ([`Input::quantised`]).
     pub rows: &'a [f32],
     /// The same rows quantised: asks for the `int8` arithmetic.
     pub quantised: Option<&'a Activations>,
@@ -78,8 +87,23 @@ impl<'a> Input<'a> {
         Self { rows, quantised: Some(quantised) }
     }
 
-    /// Number of rows of `cols` columns.
-    fn batch(&self, cols: usize) -> usize {
+    /// Rows of which only the quantised form is there: for integer weights alone.
+    pub fn quantised(quantised: &'a Activations) -> Self {
+        Self { rows: &[], quantised: Some(quantised) }
+    }
+
+    /// Number of rows that these weights, which the input must fit, take.
+    fn batch(&self, weights: &Weights<'_>) -> usize {
+        let cols = weights.cols();
+        if let (true, Some(quantised)) = (self.rows.is_empty(), self.quantised) {
+            let format = weights.format();
+            assert!(
+                format.is_integer() || quantised.batch() == 0,
+                "weights in {format} need the activations in f32"
+            );
+            assert_eq!(quantised.cols(), cols, "quantised activations must have the width of the weights");
+            return quantised.batch();
+        }
         assert_eq!(self.rows.len() % cols.max(1), 0, "activations must be whole rows of {cols} columns");
         let batch = self.rows.len() / cols.max(1);
         if let Some(quantised) = self.quantised {
@@ -113,7 +137,7 @@ impl<'a> MatmulJob<'a> {
     /// If the shapes do not fit.
     pub fn new(weights: impl Into<Weights<'a>>, input: Input<'a>, y: &'a mut [f32]) -> Self {
         let weights = weights.into();
-        let batch = input.batch(weights.cols());
+        let batch = input.batch(&weights);
         assert_eq!(
             y.len(),
             batch * weights.rows(),
@@ -176,6 +200,43 @@ pub fn matmul_many(kernels: Kernels, team: &Team, jobs: &mut [MatmulJob<'_>]) {
     });
 }
 
+/// `out = silu(x G^T) * (x U^T)` in one go of the team, for `[G, U] = weights`: the gate and up
+/// products of an MLP and their SwiGLU, which meets each result while it is in the cache. Both
+/// `up` (work space) and `out` are `[batch, rows]`. The same bits as [`matmul`] twice and
+/// [`Kernels::swiglu`]. Allocates nothing.
+///
+/// # Panics
+/// If the shapes do not fit.
+pub fn matmul_swiglu<'a>(
+    kernels: Kernels,
+    team: &Team,
+    weights: [Weights<'a>; 2],
+    input: Input<'a>,
+    up: &'a mut [f32],
+    out: &'a mut [f32],
+) {
+    let [gate, up] = [MatmulJob::new(weights[0], input, out), MatmulJob::new(weights[1], input, up)];
+    let rows = gate.weights.rows();
+    assert_eq!(up.weights.rows(), rows, "gate and up have one shape");
+    let some_rows = |part: Range<usize>| {
+        // SAFETY: this call holds both jobs exclusively, and each part has its own rows.
+        unsafe {
+            run_rows(kernels, &gate, part.clone());
+            run_rows(kernels, &up, part.clone());
+            for b in 0..gate.batch {
+                let at = b * rows + part.start;
+                let gate = std::slice::from_raw_parts_mut(gate.out.add(at), part.len());
+                kernels.swiglu(gate, std::slice::from_raw_parts(up.out.add(at), part.len()));
+            }
+        }
+    };
+    if gate.multiply_adds() + up.multiply_adds() < ALONE {
+        return some_rows(0..rows);
+    }
+    let step = gate.part_rows();
+    team.run(gate.parts(), &|part| some_rows(part * step..rows.min((part + 1) * step)));
+}
+
 /// # Safety
 /// Nobody else may use these rows of the job's output meanwhile.
 unsafe fn run_rows(kernels: Kernels, job: &MatmulJob<'_>, rows: Range<usize>) {
@@ -196,7 +257,7 @@ pub fn matmul_rows(
     input: Input<'_>,
     y: &mut [f32],
 ) {
-    let batch = input.batch(weights.cols());
+    let batch = input.batch(&Weights::Rows(weights));
     assert!(rows.end <= weights.rows(), "rows {rows:?} of a matrix of {}", weights.rows());
     assert_eq!(y.len(), batch * rows.len(), "a product needs one output per batch row and weight row");
     let out = Out { ptr: y.as_mut_ptr(), stride: rows.len(), first: rows.start };

@@ -27,10 +27,12 @@ pub(crate) struct Table {
     pub layer_norm: LayerNormFn,
     pub exp_all: unsafe fn(&mut [f32]),
     pub sigmoid_all: unsafe fn(&mut [f32]),
-    pub swiglu: unsafe fn(&[f32], &[f32], &mut [f32]),
+    pub swiglu: unsafe fn(&mut [f32], &[f32]),
     pub attend: AttendFn,
     pub scores: ScoresFn,
     pub select: SelectFn,
+    /// The same, but for `int8_panels`; see `free_order`.
+    pub free_order: &'static Table,
 }
 
 /// Values, distance of the groups, codes, the same split, and totals.
@@ -80,7 +82,17 @@ macro_rules! room_table {
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn int8_panels(w: &PanelView<'_>, rows: Range<usize>, x: &Activations, out: Out) {
                 // SAFETY: the rules of the table are those of the body.
-                unsafe { int8::panels::<$room>(w, rows, x, out) }
+                unsafe { int8::panels::<$room, false>(w, rows, x, out) }
+            }
+            $(#[target_feature(enable = $features)])?
+            pub(super) unsafe fn int8_panels_free_order(
+                w: &PanelView<'_>,
+                rows: Range<usize>,
+                x: &Activations,
+                out: Out,
+            ) {
+                // SAFETY: the rules of the table are those of the body.
+                unsafe { int8::panels::<$room, true>(w, rows, x, out) }
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn combine(
@@ -128,8 +140,8 @@ macro_rules! room_table {
                 exp::sigmoid_all(values)
             }
             $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn swiglu(gate: &[f32], up: &[f32], out: &mut [f32]) {
-                exp::swiglu(gate, up, out)
+            pub(super) unsafe fn swiglu(gate: &mut [f32], up: &[f32]) {
+                exp::swiglu(gate, up)
             }
             $(#[target_feature(enable = $features)])?
             pub(super) unsafe fn attend(
@@ -181,7 +193,11 @@ macro_rules! room_table {
             attend: entries::attend,
             scores: entries::scores,
             select: entries::select,
+            free_order: &FREE_ORDER,
         };
+
+        static FREE_ORDER: crate::table::Table =
+            crate::table::Table { int8_panels: entries::int8_panels_free_order, ..TABLE };
     };
 }
 pub(crate) use room_table;

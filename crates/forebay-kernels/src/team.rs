@@ -15,7 +15,7 @@ mod model;
 mod protocol;
 mod sync;
 
-use chunks::Chunks;
+pub(crate) use chunks::Chunks;
 use protocol::{Body, MAX_THREADS, Shared};
 use std::panic::resume_unwind;
 use std::sync::PoisonError;

@@ -15,7 +15,7 @@ fn product(k: Kernels, w: &Weights, x: &[f32], batch: usize, int8: bool) -> Vec<
     let view = w.view();
     let mut y = vec![f32::NAN; batch * view.rows()];
     let mut q = Activations::new(view.cols());
-    q.quantise(k, x);
+    q.quantise(k, &Team::new(1).unwrap(), x);
     let input = if int8 { Input::int8(x, &q) } else { Input::exact(x) };
     matmul_rows(k, view, 0..view.rows(), input, &mut y);
     y
@@ -30,7 +30,7 @@ fn panel_product(k: Kernels, w: &Weights, x: &[f32], batch: usize, int8: bool) -
     let panels = PanelView::new(shape, &bytes[1..]).unwrap();
     let mut y = vec![f32::NAN; batch * view.rows()];
     let mut q = Activations::new(view.cols());
-    q.quantise(k, x);
+    q.quantise(k, &Team::new(1).unwrap(), x);
     let input = if int8 { Input::int8(x, &q) } else { Input::exact(x) };
     matmul(k, &Team::new(1).unwrap(), panels, input, &mut y);
     Some(y)
@@ -145,16 +145,34 @@ proptest! {
         // Through the team, as one of two jobs.
         let team = Team::new(threads).unwrap();
         let mut q = Activations::new(cols);
-        q.quantise(k, &x);
+        q.quantise(k, &team, &x);
         let input = if int8 { Input::int8(&x, &q) } else { Input::exact(&x) };
         let (mut y, mut z) = (vec![0f32; whole.len()], vec![0f32; whole.len()]);
         let mut jobs = [MatmulJob::new(w.view(), input, &mut y), MatmulJob::new(w.view(), input, &mut z)];
         matmul_many(k, &team, &mut jobs);
         prop_assert!(same_bits(&y, &whole) && same_bits(&z, &whole));
+        // As gate and up.
+        let mut gated = whole.clone();
+        k.swiglu(&mut gated, &whole);
+        matmul_swiglu(k, &team, [w.view().into(); 2], input, &mut z, &mut y);
+        prop_assert!(same_bits(&y, &gated));
+        // Without the rows that the codes were made from.
+        if int8 && format.is_integer() {
+            matmul(k, &team, w.view(), Input::quantised(&q), &mut y);
+            prop_assert!(same_bits(&y, &whole));
+        }
+        // The batch the other way round.
+        let backwards: Vec<usize> = (0..batch).rev().collect();
+        let mut turned = Activations::new(cols);
+        turned.gather(&team, &q, &backwards);
+        for (to, from) in backwards.into_iter().enumerate() {
+            prop_assert_eq!(turned.codes(to), q.codes(from));
+            prop_assert_eq!(turned.scales(to), q.scales(from));
+        }
         // One batch row alone, half of the weight rows.
         let b = (seed % batch as u64) as usize;
         let mut one = Activations::new(cols);
-        one.gather(&q, &[b]);
+        one.gather(&team, &q, &[b]);
         let row = &x[b * cols..(b + 1) * cols];
         let input = if int8 { Input::int8(row, &one) } else { Input::exact(row) };
         let mut part = vec![0f32; rows - rows / 2];
@@ -199,7 +217,8 @@ proptest! {
             all.extend(&out);
             k.layer_norm(&x, &w, &b, 1e-6, &mut out);
             all.extend(&out);
-            k.swiglu(&x, &w, &mut out);
+            out.copy_from_slice(&x);
+            k.swiglu(&mut out, &w);
             all.extend(&out);
             out.copy_from_slice(&x);
             k.exp(&mut out);
@@ -208,7 +227,7 @@ proptest! {
             k.sigmoid(&mut out);
             all.extend(&out);
             let mut q = Activations::new(n);
-            q.quantise(k, &x);
+            q.quantise(k, &Team::new(1).unwrap(), &x);
             all.extend(q.scales(0));
             all.extend(q.codes(0).iter().map(|c| f32::from(*c)));
             all
@@ -259,7 +278,7 @@ fn nothing_in_nothing_out() {
         let w = Weights::random(Format::Int4Row, rows, cols, 0, &mut random(3));
         let x = vec![1f32; batch * cols];
         let mut q = Activations::new(cols);
-        q.quantise(k, &x);
+        q.quantise(k, &team, &x);
         let mut y = vec![0f32; batch * rows];
         matmul(k, &team, w.view(), Input::int8(&x, &q), &mut y);
         matmul(k, &team, w.view(), Input::exact(&x), &mut y);

@@ -5,7 +5,11 @@
 //! cached rows before it: never on the batch, the threads, or where experts were.
 
 use forebay_core::CancelToken;
-use forebay_kernels::{Activations, Input, Kernels, MatmulJob, RouterError, Team, matmul_many};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use forebay_kernels::{
+    Activations, Input, Kernels, MatmulJob, RouterError, Team, matmul_many, matmul_swiglu,
+};
 use forebay_tiers::{ExpertError, ExpertStore};
 
 use crate::arith::Arith;
@@ -140,6 +144,9 @@ pub(crate) fn quantised_values(width: usize) -> usize {
     width.div_ceil(forebay_kernels::GROUP) * 21
 }
 
+/// Rows that a thread takes at once where a row is little work.
+const SOME_ROWS: usize = 8;
+
 /// One buffer of quantised activations per width.
 #[derive(Default)]
 pub(crate) struct Quantised(Vec<Activations>);
@@ -181,24 +188,46 @@ impl Context<'_> {
         quantised: &mut Quantised,
         products: [(&Matrix, &mut [f32]); N],
     ) {
-        let int8 = products.iter().any(|(weights, _)| self.uses_int8(role, weights));
-        let input = if int8 {
-            let cols = products[0].0.cols();
-            let activations = quantised.of_width(cols);
-            activations.quantise(self.kernels, x);
-            Input::int8(x, activations)
-        } else {
-            Input::exact(x)
-        };
+        let input = self.input(role, products.each_ref().map(|(weights, _)| *weights), x, quantised);
         let mut jobs = products.map(|(weights, y)| MatmulJob::new(weights.weights(), input, y));
         matmul_many(self.kernels, self.team, &mut jobs);
     }
 
+    /// Rows as matrices of one role and width take them: quantised, if any of the matrices wants that.
+    fn input<'i, const N: usize>(
+        &self,
+        role: Role,
+        weights: [&Matrix; N],
+        x: &'i [f32],
+        quantised: &'i mut Quantised,
+    ) -> Input<'i> {
+        if !weights.iter().any(|weights| self.uses_int8(role, weights)) {
+            return Input::exact(x);
+        }
+        let activations = quantised.of_width(weights[0].cols());
+        activations.quantise(self.kernels, self.team, x);
+        Input::int8(x, activations)
+    }
+
     /// RMS norm of every row of `x`.
     pub(crate) fn rms_norms(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-        for (row, out) in x.chunks_exact(weight.len()).zip(out.chunks_exact_mut(weight.len())) {
-            self.kernels.rms_norm(row, weight, eps, out);
-        }
+        let width = weight.len();
+        self.team.for_each_chunk(out, SOME_ROWS * width, &|part, out| {
+            let x = x[part * SOME_ROWS * width..].chunks_exact(width);
+            for (x, out) in x.zip(out.chunks_exact_mut(width)) {
+                self.kernels.rms_norm(x, weight, eps, out);
+            }
+        });
+    }
+
+    /// `x += update`, element by element.
+    pub(crate) fn add(&self, x: &mut [f32], update: &[f32]) {
+        let some = SOME_ROWS * self.model.spec.hidden;
+        self.team.for_each_chunk(x, some, &|part, x| {
+            for (x, update) in x.iter_mut().zip(&update[part * some..]) {
+                *x += update;
+            }
+        });
     }
 }
 
@@ -223,7 +252,7 @@ pub fn forward(
     for (token, row) in tokens.iter().zip(ws.x.chunks_exact_mut(spec.hidden)) {
         ctx.model.embedding.decode_row(*token as usize, row);
     }
-    ws.attention.begin(spec, tokens.len(), start + tokens.len());
+    ws.attention.begin(ctx.model, start, tokens.len());
     for (l, layer) in ctx.model.layers.iter().enumerate() {
         if cancel.is_cancelled() {
             return Err(ForwardError::Cancelled);
@@ -244,7 +273,7 @@ pub fn forward(
             trace.as_deref_mut(),
             &mut ws.update,
         );
-        add(&mut ws.x, &ws.update);
+        ctx.add(&mut ws.x, &ws.update);
 
         ctx.rms_norms(&ws.x, &layer.post_norm, spec.norm_eps, &mut ws.normed);
         ws.profile.lap(Phase::Norms);
@@ -270,13 +299,13 @@ pub fn forward(
                 if let Some(weights) = shared {
                     let out = scratch.shared_out(ws.update.len());
                     mlp(ctx, Role::SharedExpert, weights, &ws.normed, quantised, &mut ws.mlp, out);
-                    add(&mut ws.update, out);
+                    ctx.add(&mut ws.update, out);
                     ws.profile.lap(Phase::SharedExpert);
                 }
             }
         }
-        add(&mut ws.x, &ws.update);
-        check_finite(spec, &ws.x, l, start)?;
+        ctx.add(&mut ws.x, &ws.update);
+        check_finite(ctx, &ws.x, l, start)?;
         ws.profile.lap(Phase::Norms);
     }
     kv.advance(tokens.len());
@@ -314,17 +343,26 @@ fn check_tokens(spec: &ModelSpec, kv: &KvCache, tokens: &[u32]) -> Result<(), Fo
     Ok(())
 }
 
-fn check_finite(spec: &ModelSpec, x: &[f32], layer: usize, start: usize) -> Result<(), ForwardError> {
-    match x.chunks_exact(spec.hidden).position(|row| row.iter().any(|v| !v.is_finite())) {
-        Some(row) => Err(ForwardError::NonFinite { layer, position: start + row }),
-        None => Ok(()),
+fn check_finite(ctx: Context<'_>, x: &[f32], layer: usize, start: usize) -> Result<(), ForwardError> {
+    let hidden = ctx.model.spec.hidden;
+    let all_finite = |x: &[f32]| x.iter().fold(true, |all, v| all & v.is_finite());
+    let found = AtomicBool::new(false);
+    let some = SOME_ROWS * hidden;
+    ctx.team.run(x.len().div_ceil(some), &|part| {
+        if !all_finite(&x[part * some..x.len().min((part + 1) * some)]) {
+            found.store(true, Ordering::Relaxed);
+        }
+    });
+    if !found.into_inner() {
+        return Ok(());
     }
+    let row = x.chunks_exact(hidden).position(|row| !all_finite(row)).unwrap_or(0);
+    Err(ForwardError::NonFinite { layer, position: start + row })
 }
 
-/// Gate and up products of an MLP.
+/// What an MLP has between its products.
 #[derive(Default)]
 pub(crate) struct MlpScratch {
-    gate: Vec<f32>,
     up: Vec<f32>,
     inner: Vec<f32>,
 }
@@ -332,7 +370,7 @@ pub(crate) struct MlpScratch {
 impl MlpScratch {
     /// Values held for `rows` rows of `width`, the quantised copy included.
     fn planned_values(rows: usize, width: usize) -> usize {
-        rows * (3 * width + quantised_values(width))
+        rows * (2 * width + quantised_values(width))
     }
 }
 
@@ -348,20 +386,13 @@ fn mlp(
 ) {
     let rows = x.len() / ctx.model.spec.hidden;
     let width = weights.gate.rows();
-    for buffer in [&mut scratch.gate, &mut scratch.up, &mut scratch.inner] {
+    for buffer in [&mut scratch.up, &mut scratch.inner] {
         resize(buffer, rows * width);
     }
-    let products = [(&weights.gate, &mut scratch.gate[..]), (&weights.up, &mut scratch.up[..])];
-    ctx.linears(role, x, quantised, products);
-    ctx.kernels.swiglu(&scratch.gate, &scratch.up, &mut scratch.inner);
+    let input = ctx.input(role, [&weights.gate, &weights.up], x, quantised);
+    let gate_and_up = [weights.gate.weights(), weights.up.weights()];
+    matmul_swiglu(ctx.kernels, ctx.team, gate_and_up, input, &mut scratch.up, &mut scratch.inner);
     ctx.linear(role, &weights.down, &scratch.inner, quantised, out);
-}
-
-/// `x += update`, element by element.
-pub(crate) fn add(x: &mut [f32], update: &[f32]) {
-    for (a, b) in x.iter_mut().zip(update) {
-        *a += b;
-    }
 }
 
 /// Makes `buffer` exactly `len` long. Its old contents mean nothing afterwards.

@@ -5,7 +5,7 @@
 //! (docs/numerics.md), so each expert's output is kept until all of them are there.
 
 use forebay_core::CancelToken;
-use forebay_kernels::{Activations, Input, MatmulJob, RouterRule, matmul, matmul_many, route};
+use forebay_kernels::{Activations, Input, RouterRule, matmul, matmul_swiglu, route};
 use forebay_tiers::{ExpertError, ExpertStore};
 
 use crate::arith::Arith;
@@ -43,17 +43,19 @@ pub(crate) struct MoeScratch {
     union: Vec<u32>,
     /// Per expert: the slots (`row * top_k + rank`) that chose it.
     users: Vec<Vec<usize>>,
-    /// `[rows * top_k, hidden]`: expert outputs by slot.
+    /// `[rows * top_k, hidden]`: expert outputs as they came.
     outputs: Vec<f32>,
-    input: Vec<f32>,
+    /// Per slot: which of the outputs is its own.
+    places: Vec<usize>,
+    /// Outputs there are.
+    done: usize,
+    /// The rows of one expert, and its input.
     rows: Vec<usize>,
+    input: Vec<f32>,
     gathered: Option<Activations>,
-    gate: Vec<f32>,
     up: Vec<f32>,
     inner: Vec<f32>,
     inner_quantised: Option<Activations>,
-    result: Vec<f32>,
-    order: Vec<usize>,
     shared: Vec<f32>,
 }
 
@@ -61,12 +63,12 @@ impl MoeScratch {
     /// Four-byte values held for `rows` rows.
     pub(crate) fn planned_values(spec: &ModelSpec, rows: usize) -> usize {
         let m = &spec.moe;
-        let routing = rows * (m.experts + 4 * m.top_k) + m.experts * 8;
+        let routing = rows * (m.experts + 6 * m.top_k) + m.experts * 8;
         let outputs = rows * m.top_k * spec.hidden;
         let batch = rows
-            * (2 * spec.hidden
+            * (spec.hidden
                 + quantised_values(spec.hidden)
-                + 3 * m.expert_width
+                + 2 * m.expert_width
                 + quantised_values(m.expert_width));
         routing + outputs + batch + rows * spec.hidden
     }
@@ -97,9 +99,11 @@ pub(crate) fn routed(
     let experts = ctx.table.layer(site.layer).expect("every sparse layer has an expert table");
     let int8 = Role::RoutedExpert.arith(ctx.arith) == Arith::Int8;
     if int8 {
-        quantised.of_width(spec.hidden).quantise(ctx.kernels, x);
+        quantised.of_width(spec.hidden).quantise(ctx.kernels, ctx.team, x);
     }
     resize(&mut scratch.outputs, scratch.ids.len() * spec.hidden);
+    scratch.places.resize(scratch.ids.len(), 0);
+    scratch.done = 0;
     let requests = scratch.ids.len() as u64;
     let union = std::mem::take(&mut scratch.union);
     let mut step = store.step(site.layer as u32, &union, requests, Some(site.cancel)).map_err(cancelled)?;
@@ -167,7 +171,7 @@ fn choose(
     Ok(())
 }
 
-/// One expert over the rows that chose it, into their slots of `scratch.outputs`.
+/// One expert over the rows that chose it: the next `scratch.outputs`.
 fn compute(
     ctx: Context<'_>,
     expert: usize,
@@ -180,52 +184,62 @@ fn compute(
     let (hidden, width) = (ctx.model.spec.hidden, ctx.model.spec.moe.expert_width);
     let top_k = ctx.model.spec.moe.top_k;
     let users = &scratch.users[expert];
+    let outputs = scratch.done..scratch.done + users.len();
+    scratch.done = outputs.end;
     scratch.rows.clear();
-    scratch.rows.extend(users.iter().map(|slot| slot / top_k));
-    scratch.input.clear();
-    for row in &scratch.rows {
-        scratch.input.extend_from_slice(&x[row * hidden..(row + 1) * hidden]);
+    for (place, slot) in outputs.clone().zip(users) {
+        scratch.places[*slot] = place;
+        scratch.rows.push(slot / top_k);
     }
-    for buffer in [&mut scratch.gate, &mut scratch.up, &mut scratch.inner] {
-        resize(buffer, users.len() * width);
-    }
-    resize(&mut scratch.result, users.len() * hidden);
-
-    let input = if int8 && (gate.format().is_integer() || up.format().is_integer()) {
+    let is_integer = |weights: forebay_core::MatrixView<'_>| weights.format().is_integer();
+    let quantised = (int8 && (is_integer(gate) || is_integer(up))).then(|| {
         let gathered = scratch.gathered.get_or_insert_with(|| Activations::new(hidden));
-        gathered.gather(quantised.of_width(hidden), &scratch.rows);
-        Input::int8(&scratch.input, gathered)
-    } else {
-        Input::exact(&scratch.input)
+        gathered.gather(ctx.team, quantised.of_width(hidden), &scratch.rows);
+        &*gathered
+    });
+    scratch.input.clear();
+    let input = match quantised {
+        Some(quantised) if is_integer(gate) && is_integer(up) => Input::quantised(quantised),
+        _ => {
+            for row in &scratch.rows {
+                scratch.input.extend_from_slice(&x[row * hidden..(row + 1) * hidden]);
+            }
+            Input { rows: &scratch.input, quantised }
+        }
     };
-    let mut jobs =
-        [MatmulJob::new(gate, input, &mut scratch.gate), MatmulJob::new(up, input, &mut scratch.up)];
-    matmul_many(ctx.kernels, ctx.team, &mut jobs);
-    ctx.kernels.swiglu(&scratch.gate, &scratch.up, &mut scratch.inner);
-    let input = if int8 && down.format().is_integer() {
+    for buffer in [&mut scratch.up, &mut scratch.inner] {
+        resize(buffer, outputs.len() * width);
+    }
+    let gate_and_up = [gate.into(), up.into()];
+    matmul_swiglu(ctx.kernels, ctx.team, gate_and_up, input, &mut scratch.up, &mut scratch.inner);
+    let input = if int8 && is_integer(down) {
         let activations = scratch.inner_quantised.get_or_insert_with(|| Activations::new(width));
-        activations.quantise(ctx.kernels, &scratch.inner);
+        activations.quantise(ctx.kernels, ctx.team, &scratch.inner);
         Input::int8(&scratch.inner, activations)
     } else {
         Input::exact(&scratch.inner)
     };
-    matmul(ctx.kernels, ctx.team, down, input, &mut scratch.result);
-    for (slot, result) in users.iter().zip(scratch.result.chunks_exact(hidden)) {
-        scratch.outputs[slot * hidden..(slot + 1) * hidden].copy_from_slice(result);
-    }
+    let out = &mut scratch.outputs[outputs.start * hidden..outputs.end * hidden];
+    matmul(ctx.kernels, ctx.team, down, input, out);
 }
 
 /// Adds every row's expert outputs in ascending expert id.
-fn sum_in_order(ctx: Context<'_>, scratch: &mut MoeScratch, out: &mut [f32]) {
+fn sum_in_order(ctx: Context<'_>, scratch: &MoeScratch, out: &mut [f32]) {
     let (hidden, top_k) = (ctx.model.spec.hidden, ctx.model.spec.moe.top_k);
-    for (row, out) in out.chunks_exact_mut(hidden).enumerate() {
+    ctx.team.for_each_chunk(out, hidden, &|row, out| {
         out.fill(0.0);
-        scratch.order.clear();
-        scratch.order.extend(row * top_k..(row + 1) * top_k);
-        scratch.order.sort_unstable_by_key(|slot| scratch.ids[*slot]);
-        for slot in &scratch.order {
-            let output = &scratch.outputs[slot * hidden..(slot + 1) * hidden];
-            ctx.kernels.add_scaled(scratch.weights[*slot], output, out);
+        let slots = row * top_k..(row + 1) * top_k;
+        let mut last = None;
+        // A row's experts are distinct, so each turn finds the next one.
+        let next = |last: Option<u32>| {
+            let ids = slots.clone().map(|slot| (scratch.ids[slot], slot));
+            ids.filter(|(id, _)| last.is_none_or(|last| *id > last)).min()
+        };
+        while let Some((id, slot)) = next(last) {
+            let place = scratch.places[slot];
+            let output = &scratch.outputs[place * hidden..(place + 1) * hidden];
+            ctx.kernels.add_scaled(scratch.weights[slot], output, out);
+            last = Some(id);
         }
-    }
+    });
 }

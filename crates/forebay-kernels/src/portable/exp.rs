@@ -50,11 +50,11 @@ pub(crate) fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))
 }
 
-/// `out[i] = silu(gate[i]) * up[i]`.
+/// `gate[i] = silu(gate[i]) * up[i]`.
 #[inline(always)]
-pub(crate) fn swiglu(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    for ((o, g), u) in out.iter_mut().zip(gate).zip(up) {
-        *o = silu(*g) * u;
+pub(crate) fn swiglu(gate: &mut [f32], up: &[f32]) {
+    for (g, u) in gate.iter_mut().zip(up) {
+        *g = silu(*g) * u;
     }
 }
 

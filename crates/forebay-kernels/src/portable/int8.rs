@@ -39,13 +39,18 @@ pub(crate) struct Strip<const P: usize> {
 }
 
 /// `y[b][row]` for weights in panels, every batch row `b` and `row` of `rows`, which start
-/// with a panel.
+/// with a panel. `FREE` is for `free_order` alone.
 ///
 /// # Safety
 /// The processor has the room's instruction set; `rows` lie inside the matrix; `x` has as
 /// many columns; `out` has a place for every result.
 #[inline(always)]
-pub(crate) unsafe fn panels<R: Room>(view: &PanelView<'_>, rows: Range<usize>, x: &Activations, out: Out) {
+pub(crate) unsafe fn panels<R: Room, const FREE: bool>(
+    view: &PanelView<'_>,
+    rows: Range<usize>,
+    x: &Activations,
+    out: Out,
+) {
     let shape = view.shape();
     let strip = |panel: usize| {
         let start = view.panel(panel).as_ptr();
@@ -69,11 +74,11 @@ pub(crate) unsafe fn panels<R: Room>(view: &PanelView<'_>, rows: Range<usize>, x
                 if pair {
                     let scales = scales.map(|(a, b)| [a, b]);
                     let strip = Strip { codes: [a.0, b.0], scales, ahead: None, cols, group, unit_cols };
-                    rows_of_batch::<R, 2>(&strip, x, first, 0, &mut sums[..tile]);
+                    rows_of_batch::<R, 2, FREE>(&strip, x, first, 0, &mut sums[..tile]);
                 } else {
                     let scales = a.1.map(|a| [a]);
                     let strip = Strip { codes: [a.0], scales, ahead: None, cols, group, unit_cols };
-                    rows_of_batch::<R, 1>(&strip, x, first, 0, &mut sums[..tile]);
+                    rows_of_batch::<R, 1, FREE>(&strip, x, first, 0, &mut sums[..tile]);
                 }
                 put(&sums[..tile], first, row, rows.end, out);
             }
@@ -132,7 +137,7 @@ pub(crate) unsafe fn rows<R: Room>(view: &MatrixView<'_>, rows: Range<usize>, x:
                             group: chunks[0].group,
                             unit_cols: chunks[0].unit_cols,
                         };
-                        rows_of_batch::<R, 2>(&strip, x, first, group, &mut sums[..tile]);
+                        rows_of_batch::<R, 2, false>(&strip, x, first, group, &mut sums[..tile]);
                     } else {
                         let strip = Strip {
                             codes: [chunks[0].codes()],
@@ -142,7 +147,7 @@ pub(crate) unsafe fn rows<R: Room>(view: &MatrixView<'_>, rows: Range<usize>, x:
                             group: chunks[0].group,
                             unit_cols: chunks[0].unit_cols,
                         };
-                        rows_of_batch::<R, 1>(&strip, x, first, group, &mut sums[..tile]);
+                        rows_of_batch::<R, 1, false>(&strip, x, first, group, &mut sums[..tile]);
                     }
                 }
             }
@@ -180,7 +185,7 @@ unsafe fn put(sums: &[[Sums; 2]], first: usize, row: usize, end: usize, out: Out
 /// # Safety
 /// As the methods of [`Room`]; the strip's pointers cover its columns.
 #[inline(always)]
-unsafe fn rows_of_batch<R: Room, const P: usize>(
+unsafe fn rows_of_batch<R: Room, const P: usize, const FREE: bool>(
     strip: &Strip<P>,
     x: &Activations,
     first: usize,
@@ -193,13 +198,13 @@ unsafe fn rows_of_batch<R: Room, const P: usize>(
         // SAFETY: passed on to the caller.
         b += unsafe {
             if left >= 8 && R::BATCH >= 8 {
-                some_rows::<R, P, 8>(&strip, x, first + b, group, &mut sums[b..b + 8])
+                some_rows::<R, P, 8, FREE>(&strip, x, first + b, group, &mut sums[b..b + 8])
             } else if left >= 4 {
-                some_rows::<R, P, 4>(&strip, x, first + b, group, &mut sums[b..b + 4])
+                some_rows::<R, P, 4, FREE>(&strip, x, first + b, group, &mut sums[b..b + 4])
             } else if left >= 2 {
-                some_rows::<R, P, 2>(&strip, x, first + b, group, &mut sums[b..b + 2])
+                some_rows::<R, P, 2, FREE>(&strip, x, first + b, group, &mut sums[b..b + 2])
             } else {
-                some_rows::<R, P, 1>(&strip, x, first + b, group, &mut sums[b..b + 1])
+                some_rows::<R, P, 1, FREE>(&strip, x, first + b, group, &mut sums[b..b + 1])
             }
         };
         strip.ahead = None;
@@ -208,7 +213,7 @@ unsafe fn rows_of_batch<R: Room, const P: usize>(
 
 /// `S` batch rows against one strip. Returns `S`.
 #[inline(always)]
-unsafe fn some_rows<R: Room, const P: usize, const S: usize>(
+unsafe fn some_rows<R: Room, const P: usize, const S: usize, const FREE: bool>(
     strip: &Strip<P>,
     x: &Activations,
     first: usize,
@@ -225,9 +230,9 @@ unsafe fn some_rows<R: Room, const P: usize, const S: usize>(
             }
         }
         if strip.unit_cols == 8 {
-            tile::<R, 8, P, S>(strip, x, &mut acc);
+            tile::<R, 8, P, S, FREE>(strip, x, &mut acc);
         } else {
-            tile::<R, 4, P, S>(strip, x, &mut acc);
+            tile::<R, 4, P, S, FREE>(strip, x, &mut acc);
         }
         for (p, acc) in acc.iter().enumerate() {
             for (s, acc) in acc.iter().enumerate() {
@@ -239,9 +244,10 @@ unsafe fn some_rows<R: Room, const P: usize, const S: usize>(
 }
 
 /// The segments of a strip, in ascending order, for `P` panels and `S` batch rows; a unit
-/// holds `U` columns.
+/// holds `U` columns. With `FREE` every second segment goes to sums of its own, which are
+/// added at the end: another order, other bits.
 #[inline(always)]
-unsafe fn tile<R: Room, const U: usize, const P: usize, const S: usize>(
+unsafe fn tile<R: Room, const U: usize, const P: usize, const S: usize, const FREE: bool>(
     strip: &Strip<P>,
     x: QuantRows,
     acc: &mut [[R::Lanes; S]; P],
@@ -250,6 +256,8 @@ unsafe fn tile<R: Room, const U: usize, const P: usize, const S: usize>(
     let mut scales = strip.scales;
     let mut ahead = strip.ahead;
     let mut from = 0;
+    // SAFETY: passed on to the caller.
+    let mut other = [[unsafe { R::splat(0.0) }; S]; P];
     while from < strip.cols {
         let weight_end = (from + strip.group).min(strip.cols);
         // SAFETY: the strip covers its columns, padded to sixteen, and their scales.
@@ -285,6 +293,9 @@ unsafe fn tile<R: Room, const U: usize, const P: usize, const S: usize>(
                         acc[p][s] = R::fma(R::from_ints(dots[p][s]), R::mul(sw[p], sx), acc[p][s]);
                     }
                 }
+                if FREE {
+                    std::mem::swap(acc, &mut other);
+                }
                 codes = codes.map(|codes| codes.add(units * PANEL_LINE));
                 from = to;
             }
@@ -292,6 +303,12 @@ unsafe fn tile<R: Room, const U: usize, const P: usize, const S: usize>(
                 Some(scales) => *scales = scales.map(|scales| scales.add(PANEL_LINE)),
                 None => codes = codes.map(|codes| codes.add(PANEL_LINE)),
             }
+        }
+    }
+    if FREE {
+        for (acc, other) in acc.as_flattened_mut().iter_mut().zip(other.as_flattened()) {
+            // SAFETY: passed on to the caller. Times one: a sum.
+            *acc = unsafe { R::fma(*other, R::splat(1.0), *acc) };
         }
     }
 }

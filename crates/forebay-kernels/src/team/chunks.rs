@@ -1,7 +1,7 @@
 //! A slice cut into chunks that several threads may take.
 
 /// Chunks of a slice, handed out by number.
-pub(super) struct Chunks<T> {
+pub(crate) struct Chunks<T> {
     start: *mut T,
     total: usize,
     len: usize,
@@ -12,12 +12,12 @@ unsafe impl<T: Send> Sync for Chunks<T> {}
 
 impl<T> Chunks<T> {
     /// Chunks of `len` elements, the last one maybe shorter.
-    pub(super) fn new(data: &mut [T], len: usize) -> Self {
+    pub(crate) fn new(data: &mut [T], len: usize) -> Self {
         assert!(len > 0, "a chunk has at least one element");
         Self { start: data.as_mut_ptr(), total: data.len(), len }
     }
 
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.total.div_ceil(self.len)
     }
 
@@ -25,7 +25,7 @@ impl<T> Chunks<T> {
     /// `index` is below [`count`](Self::count), the slice outlives the result, and nobody else
     /// holds the same chunk meanwhile.
     #[allow(clippy::mut_from_ref)]
-    pub(super) unsafe fn get(&self, index: usize) -> &mut [T] {
+    pub(crate) unsafe fn get(&self, index: usize) -> &mut [T] {
         let from = index * self.len;
         let len = self.len.min(self.total - from);
         // SAFETY: inside the slice; exclusive by the caller's promise.

@@ -7,7 +7,7 @@
 mod mix;
 mod select;
 
-use forebay_kernels::{AttendScratch, KeyRows, ScoreScratch, SelectScratch};
+use forebay_kernels::{AttendScratch, KeyRows, Rope, ScoreScratch, SelectScratch};
 
 use crate::families::roles::Role;
 use crate::forward::{Context, Quantised, quantised_values, resize};
@@ -15,7 +15,7 @@ use crate::kv::{KvCache, Rows};
 use crate::profile::{Phase, Profile};
 use crate::spec::ModelSpec;
 use crate::trace::Trace;
-use crate::weights::AttentionWeights;
+use crate::weights::{AttentionWeights, Model};
 use mix::{NEIGHBOURS, ROW_BLOCK};
 use select::{SELECT_ROWS, Selections};
 
@@ -42,8 +42,7 @@ pub(crate) struct AttentionScratch {
     expanded: Vec<f32>,
     /// `[rows, heads, value]`
     context: Vec<f32>,
-    cos: Vec<f32>,
-    sin: Vec<f32>,
+    angles: Angles,
     per_thread: Vec<PerThread>,
     /// `[rows, index dim]`
     index_keys: Vec<f32>,
@@ -61,6 +60,32 @@ pub(crate) struct AttentionScratch {
     selections: Selections,
 }
 
+/// Cosines and sines of a pass's positions, `[rows, rope / 2]` each.
+#[derive(Default)]
+struct Angles {
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    half: usize,
+}
+
+impl Angles {
+    fn fill(&mut self, rope: &Rope, positions: std::ops::Range<usize>) {
+        self.half = rope.dim() / 2;
+        resize(&mut self.cos, positions.len() * self.half);
+        resize(&mut self.sin, positions.len() * self.half);
+        let rows = self.cos.chunks_exact_mut(self.half).zip(self.sin.chunks_exact_mut(self.half));
+        for (position, (cos, sin)) in positions.zip(rows) {
+            rope.angles(position, cos, sin);
+        }
+    }
+
+    /// Rotates a vector of the pass's row `row`.
+    fn rotate(&self, rope: &Rope, row: usize, v: &mut [f32]) {
+        let at = row * self.half..(row + 1) * self.half;
+        rope.rotate(v, &self.cos[at.clone()], &self.sin[at]);
+    }
+}
+
 /// What each thread works with.
 #[derive(Default)]
 struct PerThread {
@@ -72,10 +97,11 @@ struct PerThread {
 }
 
 impl AttentionScratch {
-    /// Starts a pass of `rows` rows that ends with `positions` cached positions.
-    pub(crate) fn begin(&mut self, spec: &ModelSpec, rows: usize, positions: usize) {
-        let keep = spec.indexer.map_or(0, |index| index.top_k.min(positions));
+    /// Starts a pass of `rows` rows at the positions from `start` on.
+    pub(crate) fn begin(&mut self, model: &Model, start: usize, rows: usize) {
+        let keep = model.spec.indexer.map_or(0, |index| index.top_k.min(start + rows));
         self.selections.begin(rows, keep);
+        self.angles.fill(&model.rope, start..start + rows);
     }
 
     /// Four-byte values that attention over `rows` rows and `context` positions holds.
@@ -84,7 +110,7 @@ impl AttentionScratch {
         let per_row = 2 * a.q_rank
             + a.heads * (a.qk() + a.rope + a.value)
             + a.kv_rank
-            + a.rope
+            + 2 * a.rope
             + quantised_values(a.heads * a.value);
         let block = rows.min(ROW_BLOCK);
         let block_values = block * a.heads * (2 * a.kv_rank + a.value);
@@ -167,23 +193,20 @@ fn rotate_and_cache(
     let a = &spec.attention;
     let rows = scratch.latent_rope.len() / (a.kv_rank + a.rope);
     resize(&mut scratch.rope_queries, rows * a.heads * a.rope);
-    resize(&mut scratch.latent, a.kv_rank);
-    resize(&mut scratch.cos, a.rope / 2);
-    resize(&mut scratch.sin, a.rope / 2);
-    for row in 0..rows {
-        let position = start + row;
-        ctx.model.rope.angles(position, &mut scratch.cos, &mut scratch.sin);
-        let queries = scratch.queries[row * a.heads * a.qk()..].chunks_exact(a.qk());
-        let rotated = scratch.rope_queries[row * a.heads * a.rope..].chunks_exact_mut(a.rope);
-        for (query, rotated) in queries.zip(rotated).take(a.heads) {
+    let (angles, rope, queries) = (&scratch.angles, &ctx.model.rope, &scratch.queries);
+    ctx.team.for_each_chunk(&mut scratch.rope_queries, a.heads * a.rope, &|row, rotated| {
+        let queries = queries[row * a.heads * a.qk()..].chunks_exact(a.qk());
+        for (query, rotated) in queries.zip(rotated.chunks_exact_mut(a.rope)) {
             rotated.copy_from_slice(&query[a.nope..]);
-            ctx.model.rope.rotate(rotated, &scratch.cos, &scratch.sin);
+            angles.rotate(rope, row, rotated);
         }
-        let both = &mut scratch.latent_rope[row * (a.kv_rank + a.rope)..][..a.kv_rank + a.rope];
+    });
+    resize(&mut scratch.latent, a.kv_rank);
+    for (row, both) in scratch.latent_rope.chunks_exact_mut(a.kv_rank + a.rope).enumerate() {
         let (latent, rope_key) = both.split_at_mut(a.kv_rank);
         ctx.kernels.rms_norm(latent, &weights.kv_a_norm, spec.low_rank_norm_eps, &mut scratch.latent);
-        ctx.model.rope.rotate(rope_key, &scratch.cos, &scratch.sin);
-        kv.write(layer, position, &scratch.latent, rope_key);
+        angles.rotate(rope, row, rope_key);
+        kv.write(layer, start + row, &scratch.latent, rope_key);
     }
 }
 

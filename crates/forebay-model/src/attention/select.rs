@@ -76,7 +76,7 @@ pub(super) fn select(
     if all == rows {
         return;
     }
-    project_queries(ctx, weights, index, start + all, &x[all * ctx.model.spec.hidden..], quantised, scratch);
+    project_queries(ctx, weights, index, &x[all * ctx.model.spec.hidden..], quantised, scratch);
     let keys = kv.layer(layer).index_keys.as_ref().expect("a full layer keeps index keys while it selects");
     scratch.per_thread.resize_with(ctx.team.threads(), PerThread::default);
     let keep = scratch.selections.keep;
@@ -123,8 +123,7 @@ fn cache_keys(
     let normed = &mut scratch.index_key;
     for (row, key) in scratch.index_keys.chunks_exact(index.dim).enumerate() {
         ctx.kernels.layer_norm(key, &weights.k_norm, &weights.k_norm_bias, INDEX_NORM_EPS, normed);
-        ctx.model.rope.angles(start + row, &mut scratch.cos, &mut scratch.sin);
-        ctx.model.rope.rotate(&mut normed[..rope], &scratch.cos, &scratch.sin);
+        scratch.angles.rotate(&ctx.model.rope, row, &mut normed[..rope]);
         kv.write_index(layer, start + row, normed);
     }
 }
@@ -134,7 +133,6 @@ fn project_queries(
     ctx: Context<'_>,
     weights: &IndexerWeights,
     index: &IndexerSpec,
-    position: usize,
     x: &[f32],
     quantised: &mut Quantised,
     scratch: &mut AttentionScratch,
@@ -148,12 +146,12 @@ fn project_queries(
     let low_rank = &scratch.low_rank[all * spec.attention.q_rank..];
     ctx.linear(Role::IndexQuery, &weights.q, low_rank, quantised, &mut scratch.index_queries);
     ctx.linear(Role::IndexWeight, &weights.head_weights, x, quantised, &mut scratch.index_weights);
-    for (row, heads) in scratch.index_queries.chunks_exact_mut(index.heads * index.dim).enumerate() {
-        ctx.model.rope.angles(position + row, &mut scratch.cos, &mut scratch.sin);
+    let angles = &scratch.angles;
+    ctx.team.for_each_chunk(&mut scratch.index_queries, index.heads * index.dim, &|row, heads| {
         for head in heads.chunks_exact_mut(index.dim) {
-            ctx.model.rope.rotate(&mut head[..rope], &scratch.cos, &scratch.sin);
+            angles.rotate(&ctx.model.rope, all + row, &mut head[..rope]);
         }
-    }
+    });
 }
 
 /// Scores all `positions` for `rows` of the projected queries into `scratch.scores`.

@@ -127,6 +127,16 @@ pub struct Case {
     pub team: usize,
 }
 
+impl Case {
+    /// Whether sums in free order are measured beside it: the format of large models as they are kept in memory,
+    /// with one row, with as many as one pass of the kernel takes, and with many.
+    pub fn compares_order(&self) -> bool {
+        matches!(self.format, Format::Int4Group(_))
+            && (self.layout, self.arith) == (Layout::Panels, Arith::Int8)
+            && matches!(self.batch, 1 | 8 | 64)
+    }
+}
+
 impl Selection {
     /// What the options ask for; what they leave open is the quick selection, or with `--full` everything.
     pub fn new(args: &BenchKernelsArgs) -> Self {

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use forebay_core::{ByteSize, Format};
-use forebay_kernels::{Activations, Input, Kernels, Team, matmul};
+use forebay_kernels::{Activations, Input, Kernels, Team, free_order, matmul};
 use forebay_model::Arith;
 
 use super::cases::{Case, Layout, Selection, Shape};
@@ -38,6 +38,16 @@ pub struct Line {
     pub memory: Timed,
     /// Copies of the matrix in memory.
     pub copies: usize,
+    /// Weights that stay in the cache.
+    pub cache: Timed,
+    /// The same two with sums in free order, where the order is compared.
+    pub free_order: Option<FreeOrder>,
+}
+
+/// A product with sums in free order.
+pub struct FreeOrder {
+    /// Weights from memory.
+    pub memory: Timed,
     /// Weights that stay in the cache.
     pub cache: Timed,
 }
@@ -80,6 +90,13 @@ impl Timed {
     pub fn roofline(&self, read: f64, peak: f64) -> f64 {
         peak.min(read * self.multiply_adds() / self.bytes as f64)
     }
+}
+
+/// How many per cent longer the canonical order takes than the free one: the median over the rounds, in each of
+/// which one was measured right after the other.
+pub fn cost_of_order(canonical: &Timed, free: &Timed) -> f64 {
+    let costs = canonical.seconds.iter().zip(&free.seconds).map(|(canonical, free)| canonical / free);
+    100.0 * (median(&costs.collect::<Vec<f64>>()) - 1.0)
 }
 
 /// The multiply-add limit of an arithmetic.
@@ -141,7 +158,7 @@ impl Rows {
     fn random(bench: &Bench<'_>, cols: usize, batch: usize) -> Self {
         let values = random_floats(bench.largest_team(), cols * batch);
         let mut quantised = Activations::new(cols);
-        quantised.quantise(bench.kernels, &values);
+        quantised.quantise(bench.kernels, bench.largest_team(), &values);
         Self { batch, values, quantised }
     }
 
@@ -190,36 +207,53 @@ pub fn run(bench: &Bench<'_>, shape: Shape, pace: &mut Pace<'_>, weight: f64) ->
     let limits = Limits::meters(bench.kernels, bench.teams, read);
     let mut meters = Vec::new();
     for one in &prepared {
-        let team = &bench.teams[one.case.team];
-        meters.push(meter(bench.kernels, team, one.case, one.memory, one.rows, &out));
-        meters.push(meter(bench.kernels, team, one.case, one.cached, one.cached_rows, &out));
+        let orders: &[Order] =
+            if one.case.compares_order() { &[Order::Canonical, Order::Free] } else { &[Order::Canonical] };
+        for (pool, rows) in [(one.memory, one.rows), (one.cached, one.cached_rows)] {
+            meters.extend(orders.iter().map(|order| meter(bench, one.case, *order, pool, rows, &out)));
+        }
     }
     let mut seconds = measure(limits, meters, bench.selection.rounds, bench.sample, pace, weight).into_iter();
     let limits = Limits::collect(bench.kernels, bench.teams, read, &mut seconds);
     let line = |one: &Prepared<'_>| {
-        Some(Line {
-            case: one.case,
-            memory: Timed::new(one.memory, one.case.batch, seconds.next()?),
-            copies: one.memory.copies(),
-            cache: Timed::new(one.cached, one.case.batch, seconds.next()?),
-        })
+        let mut timed = |pool: &Pool| Some(Timed::new(pool, one.case.batch, seconds.next()?));
+        let mut both = |pool: &Pool| {
+            let canonical = timed(pool)?;
+            Some((canonical, if one.case.compares_order() { Some(timed(pool)?) } else { None }))
+        };
+        let (memory, free_memory) = both(one.memory)?;
+        let (cache, free_cache) = both(one.cached)?;
+        let free_order = free_memory.zip(free_cache).map(|(memory, cache)| FreeOrder { memory, cache });
+        Some(Line { case: one.case, memory, copies: one.memory.copies(), cache, free_order })
     };
     let lines = prepared.iter().map_while(line).collect();
     Group { shape, limits, lines, notes }
 }
 
+/// The order of sums.
+#[derive(Clone, Copy)]
+enum Order {
+    /// That of docs/numerics.md.
+    Canonical,
+    /// Another one, for comparison.
+    Free,
+}
+
 fn meter<'a>(
-    kernels: Kernels,
-    team: &'a Team,
+    bench: &Bench<'a>,
     case: Case,
+    order: Order,
     pool: &'a Pool,
     rows: &'a Rows,
     out: &'a RefCell<Vec<f32>>,
 ) -> Meter<'a> {
-    let input = rows.input(case.arith);
+    let (kernels, team, input) = (bench.kernels, &bench.teams[case.team], rows.input(case.arith));
     Meter::new(move || {
         let y = &mut out.borrow_mut()[..case.batch * pool.shape().rows];
-        matmul(kernels, team, pool.next(), input, y);
+        match order {
+            Order::Canonical => matmul(kernels, team, pool.next(), input, y),
+            Order::Free => free_order::matmul(kernels, team, pool.next(), input, y),
+        }
     })
 }
 

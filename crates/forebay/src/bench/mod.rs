@@ -111,7 +111,9 @@ fn kernels(args: &BenchKernelsArgs) -> Result<(), Failure> {
 /// cache, attention, and the three limits of each number of threads.
 fn sample(selection: &Selection, budget: f64) -> f64 {
     let with_limits = |others: usize| others + 3 * selection.threads.len() * limit_turns(others);
-    let products = if selection.matmul { 2 * selection.cases().len() } else { 0 };
+    let cases = selection.cases();
+    let products = cases.len() + cases.iter().filter(|case| case.compares_order()).count();
+    let products = if selection.matmul { 2 * products } else { 0 };
     let attention = if selection.attention { latents::METERS * selection.threads.len() } else { 0 };
     let round = selection.shapes.len() * with_limits(products) + with_limits(attention);
     (budget / (round * (selection.rounds + 1)) as f64).clamp(SAMPLE.0, SAMPLE.1)
@@ -123,7 +125,8 @@ fn shape_weight(bench: &Bench<'_>, shape: Shape) -> f64 {
         // A cautious guess; only the ratio between shapes counts.
         let speed = 3e10 * bench.selection.threads[case.team] as f64;
         let product = shape.multiply_adds() as f64 * case.batch as f64 / speed;
-        bench.sample + bench.sample.max(product)
+        let orders = if case.compares_order() { 2.0 } else { 1.0 };
+        orders * (bench.sample + bench.sample.max(product))
     };
     let cases = bench.selection.cases();
     (bench.selection.rounds + 1) as f64 * cases.iter().map(seconds).sum::<f64>()

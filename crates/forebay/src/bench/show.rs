@@ -126,7 +126,20 @@ fn line_json(line: &matmul::Line, limits: &[Limits]) -> Value {
             "gmac_s": giga(cache.speed()),
             "percent_of_peak": percent(cache.speed(), peak),
         },
+        "free_order": line.free_order.as_ref().map(|free| free_order_json(line, free)),
     })
+}
+
+/// The same product with sums in free order, and how much longer the canonical order takes.
+fn free_order_json(line: &matmul::Line, free: &matmul::FreeOrder) -> Value {
+    let one = |canonical: &matmul::Timed, free: &matmul::Timed| {
+        json!({
+            "seconds": seconds_json(&free.seconds),
+            "gmac_s": giga(free.speed()),
+            "canonical_costs_percent": matmul::cost_of_order(canonical, free),
+        })
+    };
+    json!({"memory": one(&line.memory, &free.memory), "cache": one(&line.cache, &free.cache)})
 }
 
 fn attention_json(line: &latents::Line, limits: &Limits) -> Value {
@@ -167,6 +180,9 @@ pub fn results_text(results: &Results) -> String {
         let seconds = group.lines.iter().flat_map(|line| [&line.memory.seconds, &line.cache.seconds]);
         spread_text(&mut text, seconds);
         text.push_str(&products(group));
+        for line in &group.lines {
+            order_text(&mut text, group, line);
+        }
     }
     if let Some(group) = &results.attention {
         let _ = writeln!(
@@ -235,6 +251,30 @@ fn products(group: &matmul::Group) -> String {
     }
     table.over = vec![(5..10, "weights from memory"), (10..12, "from the cache")];
     table.text()
+}
+
+/// What the fixed order of sums costs, where it was measured.
+fn order_text(text: &mut String, group: &matmul::Group, line: &matmul::Line) {
+    let Some(free) = &line.free_order else { return };
+    let threads = group.limits[line.case.team].threads;
+    let part = |canonical: &matmul::Timed, free: &matmul::Timed| {
+        format!(
+            "{:.1} against {:.1} GMAC/s, costs {:.1} %",
+            giga(canonical.speed()),
+            giga(free.speed()),
+            matmul::cost_of_order(canonical, free)
+        )
+    };
+    let _ = writeln!(
+        text,
+        "  canonical order against free order, {}, {threads} thread{}, {} row{}: from memory {}; from the cache {}",
+        line.case.format,
+        if threads == 1 { "" } else { "s" },
+        line.case.batch,
+        if line.case.batch == 1 { "" } else { "s" },
+        part(&line.memory, &free.memory),
+        part(&line.cache, &free.cache),
+    );
 }
 
 fn attention(group: &latents::Group) -> String {
