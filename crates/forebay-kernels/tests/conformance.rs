@@ -353,7 +353,7 @@ fn extreme_codes_and_activations() {
 
 #[test]
 fn few_batch_rows_of_sixteen_weight_rows_and_more() {
-    let mut next = random(6);
+    let (team, mut next) = (Team::new(1).unwrap(), random(6));
     let rows = 37;
     for format in all_formats().into_iter().filter(|f| f.is_integer()) {
         for cols in [1, 63, 64, 65, 127, 128, 129, 191, 193, 256, 1543, 4224] {
@@ -371,7 +371,7 @@ fn few_batch_rows_of_sixteen_weight_rows_and_more() {
                         let what = format!("{k:?} {format} {cols} {code:?} x {batch}");
                         assert!(same_bits(&product(k, &w, &x, batch, true), &want), "{what}");
                         let mut q = Activations::new(cols);
-                        q.quantise(k, &x);
+                        q.quantise(k, &team, &x);
                         let mut part = vec![0f32; batch * (rows - 6)];
                         matmul_rows(k, w.view(), 5..rows - 1, Input::int8(&x, &q), &mut part);
                         for (part, want) in part.chunks(rows - 6).zip(want.chunks(rows)) {
