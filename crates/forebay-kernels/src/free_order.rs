@@ -56,7 +56,7 @@ mod tests {
                 let x = numbers(batch * cols);
                 for kernels in Isa::available().map(|isa| Kernels::with_isa(isa).unwrap()) {
                     let mut quantised = Activations::new(cols);
-                    quantised.quantise(kernels, &x);
+                    quantised.quantise(kernels, &team, &x);
                     let input = Input::int8(&x, &quantised);
                     let (mut canonical, mut free) = (vec![0f32; batch * rows], vec![0f32; batch * rows]);
                     crate::matmul(kernels, &team, panels, input, &mut canonical);

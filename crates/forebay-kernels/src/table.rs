@@ -203,9 +203,10 @@ macro_rules! room_table {
 pub(crate) use room_table;
 
 /// A room whose arithmetic lives in its own `lanes`, `unpack` and `dot_i8` modules: every method
-/// hands over to the function of that name there. Also makes its table.
+/// hands over to the function of that name there; one with a `rows` module names it last. Also
+/// makes its table.
 macro_rules! room {
-    ($room:ident, $features:literal) => {
+    ($room:ident, $features:literal $(, $rows:ident)?) => {
         impl $crate::portable::Room for $room {
             type Lanes = lanes::Lanes;
 
@@ -360,6 +361,30 @@ macro_rules! room {
                 // SAFETY: as above.
                 unsafe { panel::transpose(start, stride, out) }
             }
+
+            $(
+                #[inline(always)]
+                unsafe fn line_int4(
+                    start: *const u8,
+                    stride: usize,
+                    x: [*const i8; 2],
+                    negated_sums: [i32; 2],
+                ) -> [Self::Ints; 2] {
+                    // SAFETY: as above.
+                    unsafe { $rows::line_int4(start, stride, x, negated_sums) }
+                }
+
+                #[inline(always)]
+                unsafe fn line_int8(
+                    start: *const u8,
+                    stride: usize,
+                    x: *const i8,
+                    negated_sum: i32,
+                ) -> Self::Ints {
+                    // SAFETY: as above.
+                    unsafe { $rows::line_int8(start, stride, x, negated_sum) }
+                }
+            )?
         }
 
         $crate::table::room_table!($room, $features);

@@ -350,3 +350,36 @@ fn extreme_codes_and_activations() {
         }
     }
 }
+
+#[test]
+fn few_batch_rows_of_sixteen_weight_rows_and_more() {
+    let (team, mut next) = (Team::new(1).unwrap(), random(6));
+    let rows = 37;
+    for format in all_formats().into_iter().filter(|f| f.is_integer()) {
+        for cols in [1, 63, 64, 65, 127, 128, 129, 191, 193, 256, 1543, 4224] {
+            let mut w = Weights::random(format, rows, cols, 1, &mut next);
+            // Random codes, then the lowest and the highest ones in all places.
+            for code in [None, Some(0x00), Some(0x80), Some(0x7F), Some(0xFF)] {
+                if let Some(code) = code {
+                    w.fill(code, -0.75);
+                }
+                for batch in 1..=4 {
+                    let largest = |v: f32| if code.is_some() { v.signum() } else { v };
+                    let x: Vec<f32> = floats(batch * cols, 1, &mut next).into_iter().map(largest).collect();
+                    let want = int8_by_definition(&w, &x, batch);
+                    for k in kernels() {
+                        let what = format!("{k:?} {format} {cols} {code:?} x {batch}");
+                        assert!(same_bits(&product(k, &w, &x, batch, true), &want), "{what}");
+                        let mut q = Activations::new(cols);
+                        q.quantise(k, &team, &x);
+                        let mut part = vec![0f32; batch * (rows - 6)];
+                        matmul_rows(k, w.view(), 5..rows - 1, Input::int8(&x, &q), &mut part);
+                        for (part, want) in part.chunks(rows - 6).zip(want.chunks(rows)) {
+                            assert!(same_bits(part, &want[5..rows - 1]), "{what} from row 5");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -5,7 +5,7 @@
 //! weights are turned into the same order a chunk of columns at a time, in the cache.
 
 use super::pack::{Chunk, RowSource};
-use super::{CHUNK, Out, Room};
+use super::{CHUNK, Out, Room, direct};
 use crate::Activations;
 use crate::activations::{GROUP, GroupTotals, QuantRows};
 use forebay_core::format::Format;
@@ -97,6 +97,20 @@ pub(crate) unsafe fn rows<R: Room>(view: &MatrixView<'_>, rows: Range<usize>, x:
     let mut chunks = [Chunk::new(), Chunk::new()];
     let mut sums = [[[0f32; PANEL_ROWS]; 2]; BATCH];
     let mut row = rows.start;
+    if source.is_direct() && x.batch() <= direct::MOST {
+        while row + PANEL_ROWS <= rows.end {
+            // SAFETY: passed on to the caller.
+            unsafe {
+                match x.batch() {
+                    0 => {}
+                    1 => direct::sixteen::<R, 1>(&source, row, x, out),
+                    2 => direct::sixteen::<R, 2>(&source, row, x, out),
+                    _ => direct::sixteen::<R, 3>(&source, row, x, out),
+                }
+            }
+            row += PANEL_ROWS;
+        }
+    }
     while row < rows.end {
         let pair = R::PAIRS && x.batch() >= PAIR_FROM && row + PANEL_ROWS < rows.end;
         for first in (0..x.batch()).step_by(BATCH) {

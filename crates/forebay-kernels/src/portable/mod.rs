@@ -9,6 +9,7 @@
 pub(crate) mod attend;
 pub(crate) mod combine;
 pub(crate) mod decode;
+pub(crate) mod direct;
 pub(crate) mod exact;
 pub(crate) mod exp;
 pub(crate) mod int8;
@@ -133,6 +134,40 @@ pub(crate) trait Room {
     /// Word `i` (four bytes) of row `j` becomes word `j` of line `i`: sixteen rows of 64 bytes,
     /// the first at `start`, the next `stride` bytes further.
     unsafe fn transpose(start: *const u8, stride: usize, out: &mut [u8; 16 * PANEL_LINE]);
+
+    /// The exact dots of 64 bytes of int4 codes (two activation groups) of sixteen rows, the
+    /// first at `start`, the next `stride` bytes further, with one row of activations: lane `i`
+    /// belongs to row `i`. `x` are the two groups, each with its even columns first, and
+    /// `negated_sums` their sums, negated.
+    #[inline(always)]
+    unsafe fn line_int4(
+        start: *const u8,
+        stride: usize,
+        x: [*const i8; 2],
+        negated_sums: [i32; 2],
+    ) -> [Self::Ints; 2] {
+        let mut units = [0; 16 * PANEL_LINE];
+        // SAFETY: passed on to the caller.
+        unsafe {
+            Self::transpose(start, stride, &mut units);
+            let codes = [units.as_ptr(), units.as_ptr().add(8 * PANEL_LINE)];
+            let [[first]] = Self::dot_int4([codes[0]], 8, x[0], [negated_sums[0]]);
+            let [[second]] = Self::dot_int4([codes[1]], 8, x[1], [negated_sums[1]]);
+            [first, second]
+        }
+    }
+
+    /// The same for int8 codes, one activation group in the order of the columns.
+    #[inline(always)]
+    unsafe fn line_int8(start: *const u8, stride: usize, x: *const i8, negated_sum: i32) -> Self::Ints {
+        let mut units = [0; 16 * PANEL_LINE];
+        // SAFETY: passed on to the caller.
+        unsafe {
+            Self::transpose(start, stride, &mut units);
+            let [[dots]] = Self::dot_int8([units.as_ptr()], 16, x, [negated_sum]);
+            dots
+        }
+    }
 }
 
 /// Where a block of weight rows puts its results: `y[batch row][weight row - first]`.

@@ -1,6 +1,7 @@
 //! Row-major weights to panel order, a chunk of columns of sixteen rows at a time.
 
 use super::{CHUNK, Room, decode, int8};
+use crate::activations::GROUP;
 use forebay_core::format::Format;
 use forebay_core::panel::{PANEL_LINE, PANEL_ROWS};
 use forebay_core::quant::columns_per_scale;
@@ -18,14 +19,14 @@ const AHEAD: usize = 320;
 
 /// Row-major weights of an integer format, their shape worked out once.
 pub(crate) struct RowSource<'a> {
-    format: Format,
-    cols: usize,
-    codes: &'a [u8],
-    scales: &'a [f32],
-    row_bytes: usize,
-    row_scales: usize,
+    pub(super) format: Format,
+    pub(super) cols: usize,
+    pub(super) codes: &'a [u8],
+    pub(super) scales: &'a [f32],
+    pub(super) row_bytes: usize,
+    pub(super) row_scales: usize,
     /// Columns that share a scale.
-    group: usize,
+    pub(super) group: usize,
 }
 
 impl<'a> RowSource<'a> {
@@ -40,6 +41,17 @@ impl<'a> RowSource<'a> {
             row_scales: view.scales().len() / rows,
             group: columns_per_scale(format, cols),
         }
+    }
+
+    /// Columns of a unit.
+    pub(super) fn unit_cols(&self) -> usize {
+        int8::unit_cols(self.format)
+    }
+
+    /// Whether the codes can be multiplied where they lie: whole activation groups share a scale.
+    pub(crate) fn is_direct(&self) -> bool {
+        let whole = self.row_scales == 1 || self.group.is_multiple_of(GROUP);
+        self.format != Format::Int2Row && self.cols > 0 && whole
     }
 
     /// Where `rows` rows from row `row` on are asked for, in the order of the memory, while
@@ -94,7 +106,7 @@ impl Chunk {
         len: usize,
         near: bool,
     ) {
-        self.unit_cols = int8::unit_cols(source.format);
+        self.unit_cols = source.unit_cols();
         let first = start / source.group;
         self.group = if source.group >= source.cols { CHUNK } else { source.group };
         let groups = (start + len).div_ceil(source.group) - first;
@@ -149,7 +161,7 @@ impl Chunk {
 /// What is asked for while a row is read: the same row [`AHEAD`] bytes further, and after the
 /// end of the row the sixteen rows below, which are next.
 #[derive(Clone, Copy)]
-struct Ahead {
+pub(super) struct Ahead {
     /// The byte of the row that is read first.
     from: usize,
     row_bytes: usize,
@@ -161,7 +173,7 @@ struct Ahead {
 /// # Safety
 /// The rows are there; the processor has the room's instruction set.
 #[inline(always)]
-unsafe fn transpose<R: Room>(
+pub(super) unsafe fn transpose<R: Room>(
     start: *const u8,
     stride: usize,
     len: usize,
