@@ -12,6 +12,11 @@ use forebay_core::panel::{PANEL_LINE, PANEL_ROWS};
 /// With more batch rows than this, panel order pays off.
 pub(crate) const MOST: usize = 3;
 
+/// How far ahead of its use a row is asked for, in bytes of that row. All sixteen are under way
+/// at once; a whole block of rows ahead, in the order of the memory, is more than the first
+/// cache holds, and slower.
+const AHEAD: usize = 512;
+
 /// `y[b][row]` for sixteen weight rows from `row` on and all `S` batch rows.
 ///
 /// # Safety
@@ -48,7 +53,6 @@ unsafe fn lines<R: Room, const G: usize, const S: usize>(
 ) -> [[f32; PANEL_ROWS]; S] {
     let (bytes, groups) = (source.row_bytes, source.cols.div_ceil(GROUP));
     let codes = source.codes[row * bytes..(row + PANEL_ROWS) * bytes].as_ptr();
-    let mut ahead = source.below(row + PANEL_ROWS, PANEL_ROWS, 0);
     let mut scales = Scales::new(source, row);
     let mut padded = [[0u8; PANEL_LINE]; PANEL_ROWS];
     // SAFETY: whole lines of the rows, or a copy of what they end with; groups that `x` has.
@@ -57,9 +61,11 @@ unsafe fn lines<R: Room, const G: usize, const S: usize>(
         let mut sw = [R::splat(0.0); G];
         for line in 0..groups.div_ceil(G) {
             let (from, first) = (line * PANEL_LINE, line * G);
-            for _ in 0..PANEL_ROWS {
-                R::prefetch(ahead);
-                ahead = ahead.wrapping_add(PANEL_LINE);
+            // After the end of these rows, the rows below them are next.
+            let beyond = from + AHEAD >= bytes;
+            let ahead = codes.wrapping_add(from + AHEAD + if beyond { (PANEL_ROWS - 1) * bytes } else { 0 });
+            for i in 0..PANEL_ROWS {
+                R::prefetch(ahead.wrapping_add(i * bytes));
             }
             let (mut start, mut stride) = (codes.wrapping_add(from), bytes);
             if from + PANEL_LINE > bytes {
@@ -111,8 +117,10 @@ struct Scales {
     left: usize,
     /// Sixteen scales of every row, in panel order.
     lanes: [[f32; PANEL_ROWS]; 16],
-    /// The place in `lanes`, counted in activation groups, and how many of them share a scale.
+    /// The line of `lanes` in use, for how many more activation groups it is, and for how many
+    /// any line is.
     at: usize,
+    uses: usize,
     groups: usize,
 }
 
@@ -122,13 +130,12 @@ impl Scales {
         let n = source.row_scales;
         let scales = &source.scales[row * n..(row + PANEL_ROWS) * n];
         let mut lanes = [[0f32; PANEL_ROWS]; 16];
-        let mut groups = source.group / GROUP;
+        let (mut groups, mut at, mut uses) = (source.group / GROUP, 16, 0);
         if n == 1 {
             lanes[0].copy_from_slice(scales);
-            groups = usize::MAX / 16;
+            (groups, at, uses) = (usize::MAX, 0, usize::MAX);
         }
-        let at = if n == 1 { 0 } else { 16 * groups };
-        Self { next: scales.as_ptr().cast(), stride: 4 * n, left: 4 * n, lanes, at, groups }
+        Self { next: scales.as_ptr().cast(), stride: 4 * n, left: 4 * n, lanes, at, uses, groups }
     }
 
     /// # Safety
@@ -137,14 +144,30 @@ impl Scales {
     unsafe fn next<R: Room>(&mut self) -> R::Lanes {
         // SAFETY: passed on to the caller.
         unsafe {
-            if self.at == 16 * self.groups {
-                let len = self.left.min(PANEL_LINE);
-                transpose::<R>(self.next, self.stride, len, None, bytemuck::cast_slice_mut(&mut self.lanes));
-                (self.next, self.left, self.at) = (self.next.wrapping_add(len), self.left - len, 0);
+            if self.uses == 0 {
+                (self.at, self.uses) = (self.at + 1, self.groups);
+                if self.at >= 16 {
+                    self.refill::<R>();
+                }
             }
-            let lanes = R::load(&self.lanes[self.at / self.groups]);
-            self.at += 1;
-            lanes
+            self.uses -= 1;
+            R::load(&self.lanes[self.at])
         }
+    }
+
+    /// # Safety
+    /// As [`next`](Self::next).
+    #[inline(always)]
+    unsafe fn refill<R: Room>(&mut self) {
+        let len = self.left.min(PANEL_LINE);
+        // The rows below are next.
+        let below = self.next.wrapping_add(PANEL_ROWS * self.stride);
+        for i in 0..PANEL_ROWS {
+            R::prefetch(below.wrapping_add(i * self.stride));
+        }
+        let lanes = bytemuck::cast_slice_mut(&mut self.lanes);
+        // SAFETY: passed on to the caller.
+        unsafe { transpose::<R>(self.next, self.stride, len, None, lanes) };
+        (self.next, self.left, self.at) = (self.next.wrapping_add(len), self.left - len, 0);
     }
 }

@@ -30,8 +30,8 @@ pub(super) unsafe fn line_int4(
         let mask = _mm512_set1_epi8(15);
         let even = halves(x[0], x[1]);
         let odd = halves(x[0].add(32), x[1].add(32));
-        let first = [8 * negated_sums[0], 0, 0, 0, 0, 0, 0, 0, 8 * negated_sums[1], 0, 0, 0, 0, 0, 0, 0];
-        let first = _mm512_loadu_si512(first.as_ptr().cast());
+        let first = _mm512_maskz_set1_epi32(1, 8 * negated_sums[0]);
+        let first = _mm512_mask_set1_epi32(first, 1 << 8, 8 * negated_sums[1]);
         let mut sums = [_mm512_setzero_si512(); 16];
         for i in 0..16 {
             let both = _mm512_loadu_si512(start.wrapping_add(i * stride).cast());
