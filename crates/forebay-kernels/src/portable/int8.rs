@@ -195,16 +195,22 @@ unsafe fn rows_of_batch<R: Room, const P: usize, const FREE: bool>(
     let (mut b, mut strip) = (0, *strip);
     while b < sums.len() {
         let left = sums.len() - b;
+        macro_rules! tile_of {
+            ($rows:literal) => {
+                some_rows::<R, P, $rows, FREE>(&strip, x, first + b, group, &mut sums[b..b + $rows])
+            };
+        }
         // SAFETY: passed on to the caller.
         b += unsafe {
-            if left >= 8 && R::BATCH >= 8 {
-                some_rows::<R, P, 8, FREE>(&strip, x, first + b, group, &mut sums[b..b + 8])
-            } else if left >= 4 {
-                some_rows::<R, P, 4, FREE>(&strip, x, first + b, group, &mut sums[b..b + 4])
-            } else if left >= 2 {
-                some_rows::<R, P, 2, FREE>(&strip, x, first + b, group, &mut sums[b..b + 2])
-            } else {
-                some_rows::<R, P, 1, FREE>(&strip, x, first + b, group, &mut sums[b..b + 1])
+            match (left, R::PAIRS && R::BATCH >= 8) {
+                (8.., _) if R::BATCH >= 8 => tile_of!(8),
+                (7, true) => tile_of!(7),
+                (6, true) => tile_of!(6),
+                (5, true) => tile_of!(5),
+                (4.., _) => tile_of!(4),
+                (3, true) => tile_of!(3),
+                (2.., _) => tile_of!(2),
+                _ => tile_of!(1),
             }
         };
         strip.ahead = None;
