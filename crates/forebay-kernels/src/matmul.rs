@@ -15,6 +15,8 @@ const ALONE: usize = 1 << 17;
 const PART: usize = 1 << 17;
 /// Parts are multiples of this many weight rows: two panels, and whole cache lines of `y`.
 const PART_ROWS: usize = 32;
+/// Weight rows of a part if there are enough of them: they share the reading of a large batch.
+const FEW_PARTS_ROWS: usize = 128;
 
 /// A weight matrix in one of the two layouts. The layout never changes a result.
 #[derive(Clone, Copy, Debug)]
@@ -151,13 +153,16 @@ impl<'a> MatmulJob<'a> {
     }
 
     /// Weight rows of one part.
-    fn part_rows(&self) -> usize {
+    fn part_rows(&self, team: &Team) -> usize {
         let per_row = (self.weights.cols() * self.batch).max(1);
-        PART.div_ceil(per_row).next_multiple_of(PART_ROWS)
+        let least = PART.div_ceil(per_row);
+        // A few parts for every thread, so that one which is late does not hold up the others.
+        let share = self.weights.rows() / (4 * team.threads());
+        least.max(share.min(FEW_PARTS_ROWS)).next_multiple_of(PART_ROWS)
     }
 
-    fn parts(&self) -> usize {
-        self.weights.rows().div_ceil(self.part_rows())
+    fn parts(&self, team: &Team) -> usize {
+        self.weights.rows().div_ceil(self.part_rows(team))
     }
 }
 
@@ -186,16 +191,16 @@ pub fn matmul_many(kernels: Kernels, team: &Team, jobs: &mut [MatmulJob<'_>]) {
         }
         return;
     }
-    let parts = jobs.iter().map(MatmulJob::parts).sum();
+    let parts = jobs.iter().map(|job| job.parts(team)).sum();
     team.run(parts, &|mut part| {
         for job in jobs {
-            if part < job.parts() {
-                let start = part * job.part_rows();
-                let end = (start + job.part_rows()).min(job.weights.rows());
+            if part < job.parts(team) {
+                let start = part * job.part_rows(team);
+                let end = (start + job.part_rows(team)).min(job.weights.rows());
                 // SAFETY: this call holds every job exclusively, and each part has its own rows.
                 return unsafe { run_rows(kernels, job, start..end) };
             }
-            part -= job.parts();
+            part -= job.parts(team);
         }
     });
 }
@@ -233,8 +238,8 @@ pub fn matmul_swiglu<'a>(
     if gate.multiply_adds() + up.multiply_adds() < ALONE {
         return some_rows(0..rows);
     }
-    let step = gate.part_rows();
-    team.run(gate.parts(), &|part| some_rows(part * step..rows.min((part + 1) * step)));
+    let step = gate.part_rows(team);
+    team.run(gate.parts(team), &|part| some_rows(part * step..rows.min((part + 1) * step)));
 }
 
 /// # Safety

@@ -383,3 +383,21 @@ fn few_batch_rows_of_sixteen_weight_rows_and_more() {
         }
     }
 }
+
+/// Large batches go by in tiles, panels in groups and columns in blocks: all of them several times.
+#[test]
+fn many_batch_rows_panels_and_columns() {
+    let (rows, cols, batch) = (150, 3072 + 130, 71);
+    let mut next = random(7);
+    let group = |size| Format::Int4Group(GroupSize::new(size).unwrap());
+    for format in [Format::Int8Row, Format::Int4Row, group(64), group(192), group(16)] {
+        let w = Weights::random(format, rows, cols, 1, &mut next);
+        let x = floats(batch * cols, 1, &mut next);
+        let want = int8_by_definition(&w, &x, batch);
+        for k in kernels() {
+            assert!(same_bits(&product(k, &w, &x, batch, true), &want), "{k:?} {format} rows");
+            let y = panel_product(k, &w, &x, batch, true).unwrap();
+            assert!(same_bits(&y, &want), "{k:?} {format} panels");
+        }
+    }
+}

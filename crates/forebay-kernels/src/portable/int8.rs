@@ -15,6 +15,10 @@ use std::ops::Range;
 
 /// Batch rows whose sums are kept while a block of weight rows goes by.
 const BATCH: usize = 64;
+/// Panels, or pairs of them, that a tile of batch rows meets before the next tile.
+const TOGETHER: usize = 4;
+/// Columns of such a tile that are near together; a multiple of every weight group.
+const BLOCK: usize = 4 * CHUNK;
 /// From this many batch rows on, two panels share each load of the activations.
 const PAIR_FROM: usize = 4;
 
@@ -52,38 +56,60 @@ pub(crate) unsafe fn panels<R: Room, const FREE: bool>(
     out: Out,
 ) {
     let shape = view.shape();
-    let strip = |panel: usize| {
-        let start = view.panel(panel).as_ptr();
-        // SAFETY: a panel of a format with one scale a row starts with a line of scales.
-        let codes = unsafe { start.add(shape.codes_at(0)) };
-        (codes, (shape.codes_at(0) > 0).then_some(start))
-    };
-    let mut sums = [[[0f32; PANEL_ROWS]; 2]; BATCH];
-    let mut row = rows.start;
-    while row < rows.end {
-        let panel = row / PANEL_ROWS;
-        let pair = R::PAIRS && x.batch() >= PAIR_FROM && row + PANEL_ROWS < rows.end;
-        let (a, b) = (strip(panel), if pair { strip(panel + 1) } else { strip(panel) });
-        let (cols, group, unit_cols) = (shape.cols(), shape.group_cols(), shape.unit_cols());
-        let scales = a.1.zip(b.1);
-        for first in (0..x.batch()).step_by(BATCH) {
-            let tile = BATCH.min(x.batch() - first);
-            sums[..tile].fill([[0.0; PANEL_ROWS]; 2]);
-            // SAFETY: passed on to the caller; the strips are whole panels.
-            unsafe {
-                if pair {
-                    let scales = scales.map(|(a, b)| [a, b]);
-                    let strip = Strip { codes: [a.0, b.0], scales, ahead: None, cols, group, unit_cols };
-                    rows_of_batch::<R, 2, FREE>(&strip, x, first, 0, &mut sums[..tile]);
-                } else {
-                    let scales = a.1.map(|a| [a]);
-                    let strip = Strip { codes: [a.0], scales, ahead: None, cols, group, unit_cols };
-                    rows_of_batch::<R, 1, FREE>(&strip, x, first, 0, &mut sums[..tile]);
+    let (cols, batch) = (shape.cols(), x.batch());
+    let panels = if R::PAIRS && batch >= PAIR_FROM { 2 } else { 1 };
+    // Where several tiles of the batch go by, each is read for many panels while it is near.
+    let (together, block) = if batch > BATCH { (TOGETHER, BLOCK) } else { (1, cols.max(1)) };
+    let mut sums = [[[[0f32; PANEL_ROWS]; 2]; BATCH]; TOGETHER];
+    for row in rows.clone().step_by(together * panels * PANEL_ROWS) {
+        let some = row..rows.end.min(row + together * panels * PANEL_ROWS);
+        for first in (0..batch).step_by(BATCH) {
+            let tile = BATCH.min(batch - first);
+            for sums in &mut sums[..together] {
+                sums[..tile].fill([[0.0; PANEL_ROWS]; 2]);
+            }
+            for start in (0..cols).step_by(block) {
+                let columns = start..cols.min(start + block);
+                for (row, sums) in some.clone().step_by(panels * PANEL_ROWS).zip(&mut sums) {
+                    let (group, sums) = (start / GROUP, &mut sums[..tile]);
+                    // SAFETY: passed on to the caller; the panels are there.
+                    unsafe {
+                        if panels == 2 && row + PANEL_ROWS < some.end {
+                            let strip = panel_strip::<2>(view, row / PANEL_ROWS, columns.clone());
+                            rows_of_batch::<R, 2, FREE>(&strip, x, first, group, sums);
+                        } else {
+                            let strip = panel_strip::<1>(view, row / PANEL_ROWS, columns.clone());
+                            rows_of_batch::<R, 1, FREE>(&strip, x, first, group, sums);
+                        }
+                    }
                 }
-                put(&sums[..tile], first, row, rows.end, out);
+            }
+            for (row, sums) in some.clone().step_by(panels * PANEL_ROWS).zip(&sums) {
+                let end = some.end.min(row + panels * PANEL_ROWS);
+                // SAFETY: passed on to the caller.
+                unsafe { put(&sums[..tile], first, row, end, out) };
             }
         }
-        row += if pair { 2 * PANEL_ROWS } else { PANEL_ROWS };
+    }
+}
+
+/// Columns of `P` panels from panel `panel` on; they start with a weight group.
+///
+/// # Safety
+/// There are `P` such panels.
+#[inline(always)]
+unsafe fn panel_strip<const P: usize>(view: &PanelView<'_>, panel: usize, columns: Range<usize>) -> Strip<P> {
+    let shape = view.shape();
+    let start: [*const u8; P] = std::array::from_fn(|p| view.panel(panel + p).as_ptr());
+    Strip {
+        // SAFETY: inside the panels.
+        codes: start.map(|start| unsafe { start.add(shape.codes_at(columns.start)) }),
+        // A panel of a format with one scale a row starts with a line of scales.
+        scales: (shape.codes_at(0) > 0).then_some(start),
+        ahead: None,
+        cols: columns.len(),
+        group: shape.group_cols(),
+        unit_cols: shape.unit_cols(),
     }
 }
 

@@ -197,4 +197,16 @@ impl Out {
         // SAFETY: passed on to the caller.
         unsafe { *self.ptr.add(batch_row * self.stride + (row - self.first)) = value }
     }
+    /// Stores the results of four weight rows from `row` on.
+    ///
+    /// # Safety
+    /// As [`put`](Self::put), for all four.
+    #[inline(always)]
+    pub(crate) unsafe fn put_four(self, batch_row: usize, row: usize, values: [f32; 4]) {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            let place = self.ptr.add(batch_row * self.stride + (row - self.first));
+            place.cast::<[f32; 4]>().write_unaligned(values);
+        }
+    }
 }

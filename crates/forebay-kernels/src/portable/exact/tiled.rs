@@ -126,9 +126,17 @@ pub(super) unsafe fn panels<R: Room>(view: &PanelView<'_>, rows: Range<usize>, x
 /// Stores the results of `here` weight rows from `first_row` on.
 #[inline(always)]
 unsafe fn put_all<R: Room>(sums: &[RowSums], first_batch: usize, first_row: usize, here: usize, out: Out) {
+    let whole = here / 4 * 4;
     for (b, sums) in sums.iter().enumerate() {
         // SAFETY: passed on to the caller.
-        unsafe { put::<R>(&sums[..here], out, |i| (first_batch + b, first_row + i)) };
+        unsafe {
+            for row in (0..whole).step_by(4) {
+                let [x, y, z, w] = [&sums[row], &sums[row + 1], &sums[row + 2], &sums[row + 3]];
+                let results = R::trees([R::load(x), R::load(y), R::load(z), R::load(w)]);
+                out.put_four(first_batch + b, first_row + row, results);
+            }
+            put::<R>(&sums[whole..here], out, |i| (first_batch + b, first_row + whole + i));
+        }
     }
 }
 
