@@ -6,6 +6,7 @@
 //! (`strip`), more of them share one decoding (`tiled`), and the scalar room does what the page
 //! says word for word (`plain`). Panels are turned back into rows in the cache (`unpanel`).
 
+mod panel;
 mod plain;
 mod strip;
 mod tiled;
@@ -47,7 +48,7 @@ pub(crate) unsafe fn panels<R: Room>(view: &PanelView<'_>, rows: Range<usize>, x
     unsafe {
         if R::PLAIN {
             plain::panels::<R>(view, rows, x, out);
-        } else if !strip::panels::<R>(view, rows.clone(), x, out) {
+        } else if !panel::panels::<R>(view, rows.clone(), x, out) {
             tiled::panels::<R>(view, rows, x, out);
         }
     }
