@@ -2,9 +2,10 @@
 //!
 //! Every sum is a dot product of sixteen virtual lanes (docs/numerics.md, section 2), and the
 //! lanes are those of the room's registers: a line of sixteen weights meets the same sixteen
-//! columns of the activations. A few batch rows take the weights straight from their codes
-//! (`strip`), more of them share one decoding (`tiled`), and the scalar room does what the page
-//! says word for word (`plain`). Panels are turned back into rows in the cache (`unpanel`).
+//! columns of the activations. A few batch rows take the weights straight from their codes, in
+//! rows (`strip`) or in panels (`panel`), where it is the weight rows that lie side by side. More
+//! of them share one decoding (`tiled`), for which panels are turned back into rows in the cache
+//! (`unpanel`). The scalar room does what the page says word for word (`plain`).
 
 mod panel;
 mod plain;

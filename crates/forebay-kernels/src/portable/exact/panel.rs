@@ -10,7 +10,9 @@ use forebay_core::format::Format;
 use forebay_core::panel::{PANEL_LINE, PANEL_ROWS, PanelShape, PanelView};
 use std::ops::Range;
 
-/// Most batch rows that share nothing but codes in the cache.
+/// Batch rows that are multiplied together.
+const TILE: usize = 4;
+/// Most batch rows: several tiles read the codes again, from the cache.
 const MOST: usize = 15;
 /// How far ahead of its use a panel is asked for.
 const AHEAD: usize = 4096;
@@ -58,10 +60,10 @@ impl Unit for Int4 {
     }
 }
 
-/// Batch rows that are multiplied from their codes; more of them share one decoding.
+/// Batch rows that are not worth decoding the weights to memory.
 #[inline(always)]
 fn most<R: Room>() -> usize {
-    if R::REGISTERS >= 32 { MOST } else { 3 }
+    if R::REGISTERS >= 32 { MOST } else { TILE }
 }
 
 /// As [`super::panels`]; false, and nothing done, if the weights are better decoded first.
@@ -89,8 +91,7 @@ unsafe fn each_panel<R: Room, F: Unit>(view: &PanelView<'_>, rows: Range<usize>,
     let shape = view.shape();
     let cols = shape.cols();
     let batch = x.len() / cols;
-    let widest = if R::REGISTERS >= 32 { 4 } else { 2 };
-    let tile = batch.div_ceil(batch.div_ceil(widest).max(1)).max(1);
+    let tile = batch.div_ceil(batch.div_ceil(TILE).max(1)).max(1);
     let mut sums = [[[0f32; PANEL_ROWS]; LANES]; MOST];
     for first in rows.clone().step_by(PANEL_ROWS) {
         let sums = &mut sums[..batch];
@@ -104,12 +105,14 @@ unsafe fn each_panel<R: Room, F: Unit>(view: &PanelView<'_>, rows: Range<usize>,
                 // SAFETY: passed on to the caller.
                 unsafe {
                     match (sums.len(), R::REGISTERS >= 32) {
-                        (1, true) => part.add::<R, 16, 1>(x, sums),
-                        (2, true) => part.add::<R, 8, 2>(x, sums),
-                        (3, true) => part.add::<R, 8, 3>(x, sums),
-                        (_, true) => part.add::<R, 4, 4>(x, sums),
-                        (1, false) => part.add::<R, 4, 1>(x, sums),
-                        (_, false) => part.add::<R, 2, 2>(x, sums),
+                        (1, true) => part.add::<R, 2, 8, 1>(x, sums),
+                        (2, true) => part.add::<R, 1, 8, 2>(x, sums),
+                        (3, true) => part.add::<R, 1, 8, 3>(x, sums),
+                        (_, true) => part.add::<R, 1, 4, 4>(x, sums),
+                        (1, false) => part.add::<R, 1, 4, 1>(x, sums),
+                        (2, false) => part.add::<R, 1, 2, 2>(x, sums),
+                        (3, false) => part.add::<R, 1, 1, 3>(x, sums),
+                        (_, false) => part.add::<R, 1, 1, 4>(x, sums),
                     }
                 }
             }
@@ -163,12 +166,16 @@ impl<'a, F: Unit> Part<'a, F> {
         if self.stride == 0 { 0 } else { (codes + self.stride).min(self.panel.len()) - PANEL_LINE }
     }
 
-    /// Adds these columns of `S` batch rows to their sums, `L` lanes at a time.
+    /// Adds these columns of `S` batch rows to their sums, `T` times `L` lanes at a time.
     ///
     /// # Safety
     /// The processor has the room's instruction set.
     #[inline(always)]
-    unsafe fn add<R: Room, const L: usize, const S: usize>(&self, x: &[f32], sums: &mut [RowSums]) {
+    unsafe fn add<R: Room, const T: usize, const L: usize, const S: usize>(
+        &self,
+        x: &[f32],
+        sums: &mut [RowSums],
+    ) {
         let Some(sums) = sums.first_chunk_mut::<S>() else { unreachable!("a tile has its size") };
         assert!(x.len() >= (S - 1) * self.all + self.cols.end);
         // SAFETY: passed on to the caller; every batch row has these columns.
@@ -177,27 +184,34 @@ impl<'a, F: Unit> Part<'a, F> {
             for s in 0..S {
                 rows[s] = rows[s].wrapping_add(s * self.all);
             }
-            for unit in (0..F::UNITS).step_by((L / F::COLS).max(1)) {
+            for unit in (0..F::UNITS).step_by((T * L / F::COLS).max(1)) {
                 // One after the other, so that the column is a constant.
-                self.pass::<R, L, S>(unit, 0, rows, sums);
+                self.pass::<R, T, L, S>(unit, 0, rows, sums);
                 if L < F::COLS {
-                    self.pass::<R, L, S>(unit, L, rows, sums);
+                    self.pass::<R, T, L, S>(unit, L, rows, sums);
                 }
                 if 2 * L < F::COLS {
-                    self.pass::<R, L, S>(unit, 2 * L, rows, sums);
-                    self.pass::<R, L, S>(unit, 3 * L, rows, sums);
+                    self.pass::<R, T, L, S>(unit, 2 * L, rows, sums);
+                    self.pass::<R, T, L, S>(unit, 3 * L, rows, sums);
+                }
+                if 4 * L < F::COLS {
+                    self.pass::<R, T, L, S>(unit, 4 * L, rows, sums);
+                    self.pass::<R, T, L, S>(unit, 5 * L, rows, sums);
+                    self.pass::<R, T, L, S>(unit, 6 * L, rows, sums);
+                    self.pass::<R, T, L, S>(unit, 7 * L, rows, sums);
                 }
             }
             self.tail::<R, S>(rows, sums);
         }
     }
 
-    /// The lanes from that of column `column` of unit `unit` on, in whole lines.
+    /// The lanes from that of column `column` of unit `unit` on, `L` of them `T` times (once or
+    /// twice), in whole lines.
     ///
     /// # Safety
     /// As [`add`](Self::add); the rows of `x` have these lines; a line has these lanes.
     #[inline(always)]
-    unsafe fn pass<R: Room, const L: usize, const S: usize>(
+    unsafe fn pass<R: Room, const T: usize, const L: usize, const S: usize>(
         &self,
         unit: usize,
         column: usize,
@@ -205,14 +219,14 @@ impl<'a, F: Unit> Part<'a, F> {
         sums: &mut [RowSums; S],
     ) {
         let first = unit * F::COLS + column;
+        let units = (L / F::COLS).max(1);
+        // The other passes read the units between, so it is as far in time.
+        let ahead = AHEAD * F::UNITS / (T * units);
         // SAFETY: `new` has checked that the panel has these units and their scales.
         unsafe {
-            let mut acc = [[R::splat(0.0); S]; L];
-            for l in 0..L {
-                for s in 0..S {
-                    acc[l][s] = R::load(&sums[s][first + l]);
-                }
-            }
+            // Two arrays, because the compiler leaves longer ones in memory.
+            let mut low = load::<R, L, S>(sums, first);
+            let mut high = if T == 2 { load::<R, L, S>(sums, first + L) } else { low };
             let mut group_start = self.codes;
             let mut line = 0;
             while line < self.lines {
@@ -221,26 +235,30 @@ impl<'a, F: Unit> Part<'a, F> {
                 let end = self.lines.min(line + self.group);
                 let mut at = self.panel.as_ptr().add(group_start + unit * PANEL_LINE);
                 while line < end {
-                    for u in 0..L.div_ceil(F::COLS) {
-                        R::prefetch(at.wrapping_add(u * PANEL_LINE + AHEAD));
-                    }
-                    for l in 0..L {
-                        let unit = at.add((column + l) / F::COLS * PANEL_LINE).cast();
-                        let weights = R::mul(F::column::<R>(&*unit, (column + l) % F::COLS), scales);
-                        for s in 0..S {
-                            let x = R::splat(*x[s].add(line * LANES + first + l));
-                            acc[l][s] = R::fma(x, weights, acc[l][s]);
+                    if column == 0 {
+                        for u in 0..T * units {
+                            R::prefetch(at.wrapping_add(u * PANEL_LINE + ahead));
                         }
+                    }
+                    let mut x = x;
+                    for s in 0..S {
+                        x[s] = x[s].add(line * LANES + first);
+                    }
+                    step::<R, F, L, S>(at, column, x, scales, &mut low);
+                    if T == 2 {
+                        for s in 0..S {
+                            x[s] = x[s].add(L);
+                        }
+                        step::<R, F, L, S>(at.add(units * PANEL_LINE), column, x, scales, &mut high);
                     }
                     at = at.add(F::UNITS * PANEL_LINE);
                     line += 1;
                 }
                 group_start += self.stride;
             }
-            for l in 0..L {
-                for s in 0..S {
-                    R::store(acc[l][s], &mut sums[s][first + l]);
-                }
+            store::<R, L, S>(low, sums, first);
+            if T == 2 {
+                store::<R, L, S>(high, sums, first + L);
             }
         }
     }
@@ -271,6 +289,69 @@ impl<'a, F: Unit> Part<'a, F> {
                     let sum = &mut sums[s][lane];
                     R::store(R::fma(x, weights, R::load(sum)), sum);
                 }
+            }
+        }
+    }
+}
+
+/// The sums of `L` lanes from lane `first` on.
+///
+/// # Safety
+/// The processor has the room's instruction set.
+#[inline(always)]
+unsafe fn load<R: Room, const L: usize, const S: usize>(
+    sums: &[RowSums; S],
+    first: usize,
+) -> [[R::Lanes; S]; L] {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        let mut acc = [[R::splat(0.0); S]; L];
+        for l in 0..L {
+            for s in 0..S {
+                acc[l][s] = R::load(&sums[s][first + l]);
+            }
+        }
+        acc
+    }
+}
+
+/// The way back.
+///
+/// # Safety
+/// As [`load`].
+#[inline(always)]
+unsafe fn store<R: Room, const L: usize, const S: usize>(
+    acc: [[R::Lanes; S]; L],
+    sums: &mut [RowSums; S],
+    first: usize,
+) {
+    for l in 0..L {
+        for s in 0..S {
+            // SAFETY: passed on to the caller.
+            unsafe { R::store(acc[l][s], &mut sums[s][first + l]) };
+        }
+    }
+}
+
+/// One step of `L` lanes: the columns from `column` of the unit at `at` on.
+///
+/// # Safety
+/// The processor has the room's instruction set; the units are there; each row of `x` has `L` columns.
+#[inline(always)]
+unsafe fn step<R: Room, F: Unit, const L: usize, const S: usize>(
+    at: *const u8,
+    column: usize,
+    x: [*const f32; S],
+    scales: R::Lanes,
+    acc: &mut [[R::Lanes; S]; L],
+) {
+    for l in 0..L {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            let unit = at.add((column + l) / F::COLS * PANEL_LINE).cast();
+            let weights = R::mul(F::column::<R>(&*unit, (column + l) % F::COLS), scales);
+            for s in 0..S {
+                acc[l][s] = R::fma(R::splat(*x[s].add(l)), weights, acc[l][s]);
             }
         }
     }
