@@ -280,6 +280,24 @@ macro_rules! room {
             }
 
             #[inline(always)]
+            unsafe fn int8_column(
+                unit: &[u8; forebay_core::panel::PANEL_LINE],
+                column: usize,
+            ) -> Self::Lanes {
+                // SAFETY: as above.
+                unsafe { weights::int8_column(unit, column) }
+            }
+
+            #[inline(always)]
+            unsafe fn int4_column(
+                unit: &[u8; forebay_core::panel::PANEL_LINE],
+                column: usize,
+            ) -> Self::Lanes {
+                // SAFETY: as above.
+                unsafe { weights::int4_column(unit, column) }
+            }
+
+            #[inline(always)]
             unsafe fn store(lanes: Self::Lanes, out: &mut [f32; $crate::portable::lanes::LANES]) {
                 // SAFETY: as above.
                 unsafe { lanes::store(lanes, out) }

@@ -310,7 +310,7 @@ fn every_number_of_columns() {
     for format in all_formats() {
         for cols in (1..=200).chain([767, 768, 769, 1543]) {
             let w = Weights::random(format, 3, cols, 1, &mut next);
-            for batch in [1, 3, 7, 33] {
+            for batch in [1, 2, 3, 4, 7, 33] {
                 let x = floats(batch * cols, 2, &mut next);
                 exact_agrees(&w, &x, batch, &format!("{format} {cols}"));
             }

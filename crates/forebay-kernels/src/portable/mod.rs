@@ -77,6 +77,13 @@ pub(crate) trait Room {
     /// From the order of [`load_int4`](Self::load_int4) to ascending columns.
     unsafe fn from_int4_order(lanes: Self::Lanes) -> Self::Lanes;
 
+    /// Lane `i` holds the code of row `i` and column `column` of a unit of a panel: byte `column`
+    /// of the row's four, in two's complement.
+    unsafe fn int8_column(unit: &[u8; PANEL_LINE], column: usize) -> Self::Lanes;
+
+    /// The same for int4 codes: nibble `column` of the row's eight, low nibble first, value + 8.
+    unsafe fn int4_column(unit: &[u8; PANEL_LINE], column: usize) -> Self::Lanes;
+
     /// `out[i]` holds lane `i`.
     unsafe fn store(lanes: Self::Lanes, out: &mut [f32; LANES]);
 

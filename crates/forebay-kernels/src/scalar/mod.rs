@@ -7,6 +7,7 @@ mod weights;
 
 use crate::portable::Room;
 use crate::portable::lanes::{Bf16Bits, LANES};
+use forebay_core::panel::PANEL_LINE;
 
 /// Plain Rust, any processor.
 pub(crate) struct Scalar;
@@ -68,6 +69,16 @@ impl Room for Scalar {
     #[inline(always)]
     unsafe fn from_int4_order(lanes: Self::Lanes) -> Self::Lanes {
         lanes
+    }
+
+    #[inline(always)]
+    unsafe fn int8_column(unit: &[u8; PANEL_LINE], column: usize) -> Self::Lanes {
+        weights::int8_column(unit, column)
+    }
+
+    #[inline(always)]
+    unsafe fn int4_column(unit: &[u8; PANEL_LINE], column: usize) -> Self::Lanes {
+        weights::int4_column(unit, column)
     }
 
     #[inline(always)]
@@ -135,11 +146,7 @@ impl Room for Scalar {
     fn prefetch(_at: *const u8) {}
 
     #[inline(always)]
-    unsafe fn transpose(
-        start: *const u8,
-        stride: usize,
-        out: &mut [u8; 16 * forebay_core::panel::PANEL_LINE],
-    ) {
+    unsafe fn transpose(start: *const u8, stride: usize, out: &mut [u8; 16 * PANEL_LINE]) {
         // SAFETY: passed on to the caller.
         unsafe { panel::transpose(start, stride, out) }
     }

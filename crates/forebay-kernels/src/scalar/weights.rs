@@ -2,6 +2,7 @@
 
 use crate::portable::decode;
 use crate::portable::lanes::LANES;
+use forebay_core::panel::PANEL_LINE;
 
 /// Half precision, widened.
 #[inline(always)]
@@ -19,4 +20,16 @@ pub(crate) fn load_fp8(values: &[u8; LANES]) -> [f32; LANES] {
 #[inline(always)]
 pub(super) fn load_int4(codes: &[u8; LANES / 2], scale: f32) -> [f32; LANES] {
     std::array::from_fn(|i| f32::from((codes[i / 2] >> (4 * (i % 2)) & 15) as i8 - 8) * scale)
+}
+
+/// Byte `column` of each row of a unit.
+#[inline(always)]
+pub(super) fn int8_column(unit: &[u8; PANEL_LINE], column: usize) -> [f32; LANES] {
+    std::array::from_fn(|i| f32::from(unit[4 * i + column] as i8))
+}
+
+/// Nibble `column` of each row of a unit.
+#[inline(always)]
+pub(super) fn int4_column(unit: &[u8; PANEL_LINE], column: usize) -> [f32; LANES] {
+    std::array::from_fn(|i| f32::from(((unit[4 * i + column / 2] >> (4 * (column % 2))) & 15) as i8 - 8))
 }

@@ -3,6 +3,7 @@
 use super::lanes::{Lanes, load, mul, splat};
 use crate::portable::lanes::LANES;
 use crate::scalar;
+use forebay_core::panel::PANEL_LINE;
 use std::arch::aarch64::*;
 
 /// The scale in every lane.
@@ -66,4 +67,32 @@ pub(crate) fn to_int4_order(lanes: Lanes) -> Lanes {
 #[target_feature(enable = "neon")]
 pub(crate) fn from_int4_order(lanes: Lanes) -> Lanes {
     lanes
+}
+
+/// The words of a unit, shifted up by `up` bits and then, with their signs, down by `down`.
+#[inline]
+#[target_feature(enable = "neon")]
+fn column(unit: &[u8; PANEL_LINE], flip: u8, up: usize, down: i32) -> Lanes {
+    let mut lanes = splat(0.0);
+    for (q, lanes) in lanes.iter_mut().enumerate() {
+        // SAFETY: 16 readable bytes.
+        let bytes = veorq_u8(unsafe { vld1q_u8(unit.as_ptr().add(16 * q)) }, vdupq_n_u8(flip));
+        let top = vshlq_s32(vreinterpretq_s32_u8(bytes), vdupq_n_s32(up as i32));
+        *lanes = vcvtq_f32_s32(vshlq_s32(top, vdupq_n_s32(-down)));
+    }
+    lanes
+}
+
+/// The byte moves to the top of its word, and down again with its sign.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(crate) fn int8_column(unit: &[u8; PANEL_LINE], number: usize) -> Lanes {
+    column(unit, 0, 24 - 8 * number, 24)
+}
+
+/// The same with nibbles, whose highest bit flips first.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(crate) fn int4_column(unit: &[u8; PANEL_LINE], number: usize) -> Lanes {
+    column(unit, 0x88, 28 - 4 * number, 28)
 }

@@ -2,10 +2,12 @@
 //!
 //! Every sum is a dot product of sixteen virtual lanes (docs/numerics.md, section 2), and the
 //! lanes are those of the room's registers: a line of sixteen weights meets the same sixteen
-//! columns of the activations. A few batch rows take the weights straight from their codes
-//! (`strip`), more of them share one decoding (`tiled`), and the scalar room does what the page
-//! says word for word (`plain`). Panels are turned back into rows in the cache (`unpanel`).
+//! columns of the activations. A few batch rows take the weights straight from their codes, in
+//! rows (`strip`) or in panels (`panel`), where it is the weight rows that lie side by side. More
+//! of them share one decoding (`tiled`), for which panels are turned back into rows in the cache
+//! (`unpanel`). The scalar room does what the page says word for word (`plain`).
 
+mod panel;
 mod plain;
 mod strip;
 mod tiled;
@@ -47,7 +49,7 @@ pub(crate) unsafe fn panels<R: Room>(view: &PanelView<'_>, rows: Range<usize>, x
     unsafe {
         if R::PLAIN {
             plain::panels::<R>(view, rows, x, out);
-        } else if !strip::panels::<R>(view, rows.clone(), x, out) {
+        } else if !panel::panels::<R>(view, rows.clone(), x, out) {
             tiled::panels::<R>(view, rows, x, out);
         }
     }

@@ -1,18 +1,18 @@
 //! A few batch rows: weights go from their codes into the sums without touching memory.
 #![allow(clippy::needless_range_loop, reason = "indices are the numbers of registers")]
 
-use super::unpanel::Unpanelled;
 use super::{Sum, put};
 use crate::portable::lanes::LANES;
 use crate::portable::line::{Line, with_line};
-use crate::portable::{CHUNK, Out, Room, decode};
+use crate::portable::{Out, Room, decode};
 use forebay_core::format::Format;
-use forebay_core::panel::{PANEL_ROWS, PanelView};
 use forebay_core::view::MatrixView;
 use std::ops::Range;
 
 /// How far ahead of its use a row is asked for, in bytes of that row.
 const AHEAD: usize = 512;
+/// Weight rows that stay in the second cache while the tiles of a batch go by.
+const BLOCK: usize = 32;
 
 /// `N` rows of weights, or a run of their columns that starts with a weight group.
 pub(super) struct Strip<'a, const N: usize> {
@@ -59,34 +59,6 @@ pub(super) unsafe fn rows<R: Room>(view: &MatrixView<'_>, rows: Range<usize>, x:
     }, false)
 }
 
-/// As [`super::panels`]; false, and nothing done, if the weights are better decoded first.
-///
-/// # Safety
-/// As [`super::panels`].
-#[inline(always)]
-pub(super) unsafe fn panels<R: Room>(view: &PanelView<'_>, rows: Range<usize>, x: &[f32], out: Out) -> bool {
-    let cols = view.shape().cols();
-    if x.len() / cols > most::<R>() {
-        return false;
-    }
-    with_line!(view.shape().format(), F => {
-        for (rows, first, x) in parts(rows, x, cols) {
-            let out = out.skip_batch_rows(first);
-            // SAFETY: passed on to the caller.
-            unsafe {
-                match (x.len() / cols, R::REGISTERS >= 32) {
-                    (1, false) => panel_blocks::<R, F, 4, 1>(view, rows, x, out),
-                    (1, true) => panel_blocks::<R, F, 8, 1>(view, rows, x, out),
-                    (2, _) => panel_blocks::<R, F, 4, 2>(view, rows, x, out),
-                    (3, _) => panel_blocks::<R, F, 4, 3>(view, rows, x, out),
-                    _ => panel_blocks::<R, F, 4, 4>(view, rows, x, out),
-                }
-            }
-        }
-        true
-    }, false)
-}
-
 /// Weight rows that stay in the second cache while the tiles of the batch go by, and for each of
 /// these tiles, as equal as can be, its first row and its activations.
 #[inline(always)]
@@ -94,10 +66,10 @@ fn parts(rows: Range<usize>, x: &[f32], cols: usize) -> impl Iterator<Item = (Ra
     let batch = x.len() / cols.max(1);
     let tile = batch.div_ceil(batch.div_ceil(4).max(1));
     let end = rows.end;
-    rows.step_by(2 * PANEL_ROWS).flat_map(move |row| {
+    rows.step_by(BLOCK).flat_map(move |row| {
         (0..batch).step_by(tile.max(1)).map(move |first| {
             let x = &x[first * cols..batch.min(first + tile) * cols];
-            (row..end.min(row + 2 * PANEL_ROWS), first, x)
+            (row..end.min(row + BLOCK), first, x)
         })
     })
 }
@@ -128,36 +100,6 @@ unsafe fn blocks<R: Room, F: Line, const N: usize, const S: usize>(
             add::<R, F, N, S>(&strip, x, &mut sums);
             put::<R>(sums[..here].as_flattened(), out, |i| (i % S, first + i / S));
         }
-    }
-}
-
-/// Panels, turned back into rows a chunk of columns at a time.
-#[inline(always)]
-unsafe fn panel_blocks<R: Room, F: Line, const N: usize, const S: usize>(
-    view: &PanelView<'_>,
-    rows: Range<usize>,
-    x: &[f32],
-    out: Out,
-) {
-    let shape = view.shape();
-    let cols = shape.cols();
-    let mut chunk = Unpanelled::new();
-    for first in rows.clone().step_by(PANEL_ROWS) {
-        let mut sums = [[[0f32; LANES]; S]; PANEL_ROWS];
-        for start in (0..cols).step_by(CHUNK) {
-            let end = cols.min(start + CHUNK);
-            let x = std::array::from_fn(|s| &x[s * cols..][start..end]);
-            // SAFETY: passed on to the caller.
-            unsafe {
-                chunk.fill::<R>(view, first / PANEL_ROWS, start..end);
-                for (block, sums) in sums.as_chunks_mut::<N>().0.iter_mut().enumerate() {
-                    add::<R, F, N, S>(&chunk.strip::<N>(&shape, block * N, end - start), x, sums);
-                }
-            }
-        }
-        let here = PANEL_ROWS.min(rows.end - first);
-        // SAFETY: passed on to the caller.
-        unsafe { put::<R>(sums[..here].as_flattened(), out, |i| (i % S, first + i / S)) };
     }
 }
 

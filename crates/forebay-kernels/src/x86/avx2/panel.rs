@@ -30,10 +30,28 @@ unsafe fn broadcast(x: *const i8) -> __m256i {
     unsafe { _mm256_set1_epi32(x.cast::<i32>().read_unaligned()) }
 }
 
-/// As `scalar::panel::dot_int4`. Weights enter as the unsigned numbers code + 8; the sums of
-/// two products stay below 2 * 15 * 127, and eight of those fit 16 bits.
+/// As `scalar::panel::dot_int4`. One batch row has registers for both halves of a panel.
 #[inline(always)]
 pub(super) unsafe fn dot_int4<const P: usize, const S: usize>(
+    codes: [*const u8; P],
+    units: usize,
+    x: *const i8,
+    negated_sums: [i32; S],
+) -> [[Ints; S]; P] {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        if S == 1 {
+            halves::<2, P, S>(codes, units, x, negated_sums)
+        } else {
+            halves::<1, P, S>(codes, units, x, negated_sums)
+        }
+    }
+}
+
+/// The same, `H` halves at a time. Weights enter as the unsigned numbers code + 8; the sums of
+/// two products stay below 2 * 15 * 127, and eight of those fit 16 bits.
+#[inline(always)]
+unsafe fn halves<const H: usize, const P: usize, const S: usize>(
     codes: [*const u8; P],
     units: usize,
     x: *const i8,
@@ -45,29 +63,37 @@ pub(super) unsafe fn dot_int4<const P: usize, const S: usize>(
         let (mask, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi16(1));
         let mut dots = [[[_mm256_setzero_si256(); 2]; S]; P];
         for p in 0..P {
-            for half in 0..2 {
-                let mut evens = [_mm256_setzero_si256(); S];
+            for half in (0..2).step_by(H) {
+                let mut evens = [[_mm256_setzero_si256(); H]; S];
                 let mut odds = evens;
                 for u in 0..units {
                     let at = codes[p].wrapping_add(u * PANEL_LINE + 32 * half);
                     if half == 0 {
                         prefetch(at.wrapping_add(AHEAD));
                     }
-                    let both = _mm256_loadu_si256(at.cast());
-                    let low = _mm256_and_si256(both, mask);
-                    let high = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+                    let mut low = [_mm256_setzero_si256(); H];
+                    let mut high = low;
+                    for h in 0..H {
+                        let both = _mm256_loadu_si256(at.wrapping_add(32 * h).cast());
+                        low[h] = _mm256_and_si256(both, mask);
+                        high[h] = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+                    }
                     for s in 0..S {
-                        let even = _mm256_maddubs_epi16(low, broadcast(x.add(s * GROUP + 4 * u)));
-                        let odd = _mm256_maddubs_epi16(high, broadcast(x.add(s * GROUP + 32 + 4 * u)));
-                        evens[s] = _mm256_add_epi16(evens[s], even);
-                        odds[s] = _mm256_add_epi16(odds[s], odd);
+                        let even = broadcast(x.add(s * GROUP + 4 * u));
+                        let odd = broadcast(x.add(s * GROUP + 32 + 4 * u));
+                        for h in 0..H {
+                            evens[s][h] = _mm256_add_epi16(evens[s][h], _mm256_maddubs_epi16(low[h], even));
+                            odds[s][h] = _mm256_add_epi16(odds[s][h], _mm256_maddubs_epi16(high[h], odd));
+                        }
                     }
                 }
                 for s in 0..S {
-                    let sums =
-                        _mm256_add_epi32(_mm256_madd_epi16(evens[s], ones), _mm256_madd_epi16(odds[s], ones));
                     let shift = _mm256_slli_epi32(_mm256_set1_epi32(negated_sums[s]), 3);
-                    dots[p][s][half] = _mm256_add_epi32(sums, shift);
+                    for h in 0..H {
+                        let even = _mm256_madd_epi16(evens[s][h], ones);
+                        let sums = _mm256_add_epi32(even, _mm256_madd_epi16(odds[s][h], ones));
+                        dots[p][s][half + h] = _mm256_add_epi32(sums, shift);
+                    }
                 }
             }
         }

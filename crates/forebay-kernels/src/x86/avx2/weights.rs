@@ -2,6 +2,7 @@
 
 use super::lanes::{Lanes, mul};
 use crate::portable::lanes::LANES;
+use forebay_core::panel::PANEL_LINE;
 use std::arch::x86_64::*;
 
 /// The scale in every lane.
@@ -74,4 +75,36 @@ pub(super) fn to_int4_order([low, high]: Lanes) -> Lanes {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn from_int4_order([a, b]: Lanes) -> Lanes {
     [_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xDD)]
+}
+
+/// The words of a unit.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn words(unit: &[u8; PANEL_LINE]) -> [__m256i; 2] {
+    let start = unit.as_ptr().cast::<__m256i>();
+    // SAFETY: 64 readable bytes.
+    unsafe { [_mm256_loadu_si256(start), _mm256_loadu_si256(start.add(1))] }
+}
+
+/// The byte moves to the top of its word, and down again with its sign.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn int8_column(unit: &[u8; PANEL_LINE], column: usize) -> Lanes {
+    let [low, high] = words(unit);
+    let up = _mm_cvtsi32_si128(24 - 8 * column as i32);
+    let low = _mm256_srai_epi32(_mm256_sll_epi32(low, up), 24);
+    let high = _mm256_srai_epi32(_mm256_sll_epi32(high, up), 24);
+    [_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)]
+}
+
+/// The same with nibbles, whose highest bit flips first.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn int4_column(unit: &[u8; PANEL_LINE], column: usize) -> Lanes {
+    let [low, high] = words(unit);
+    let flip = _mm256_set1_epi8(-0x78);
+    let up = _mm_cvtsi32_si128(28 - 4 * column as i32);
+    let low = _mm256_srai_epi32(_mm256_sll_epi32(_mm256_xor_si256(low, flip), up), 28);
+    let high = _mm256_srai_epi32(_mm256_sll_epi32(_mm256_xor_si256(high, flip), up), 28);
+    [_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)]
 }

@@ -1,6 +1,7 @@
 //! Weights sixteen at a time, widened to f32.
 
 use crate::portable::lanes::LANES;
+use forebay_core::panel::PANEL_LINE;
 use std::arch::x86_64::*;
 
 /// The sixteen weights that the codes of one scale can stand for.
@@ -41,8 +42,13 @@ pub(super) fn load_i8(values: &[i8; LANES]) -> __m512 {
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) fn int4_scale(scale: f32) -> Int4Scale {
-    let codes = _mm512_setr_ps(-8., -7., -6., -5., -4., -3., -2., -1., 0., 1., 2., 3., 4., 5., 6., 7.);
-    _mm512_mul_ps(codes, _mm512_set1_ps(scale))
+    _mm512_mul_ps(int4_codes(), _mm512_set1_ps(scale))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn int4_codes() -> __m512 {
+    _mm512_setr_ps(-8., -7., -6., -5., -4., -3., -2., -1., 0., 1., 2., 3., 4., 5., 6., 7.)
 }
 
 /// A lane looks its weight up by its lowest four bits: the words of columns 0 to 7 and of 8 to 15
@@ -67,4 +73,23 @@ pub(super) fn to_int4_order(lanes: __m512) -> __m512 {
 pub(super) fn from_int4_order(lanes: __m512) -> __m512 {
     let from = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
     _mm512_permutexvar_ps(from, lanes)
+}
+
+/// The byte moves to the top of its word, and down again with its sign.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn int8_column(unit: &[u8; PANEL_LINE], column: usize) -> __m512 {
+    // SAFETY: 64 readable bytes.
+    let words = unsafe { _mm512_loadu_si512(unit.as_ptr().cast()) };
+    let top = _mm512_sll_epi32(words, _mm_cvtsi32_si128(24 - 8 * column as i32));
+    _mm512_cvtepi32_ps(_mm512_srai_epi32(top, 24))
+}
+
+/// A lane looks its code up by its lowest four bits.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn int4_column(unit: &[u8; PANEL_LINE], column: usize) -> __m512 {
+    // SAFETY: 64 readable bytes.
+    let words = unsafe { _mm512_loadu_si512(unit.as_ptr().cast()) };
+    _mm512_permutexvar_ps(_mm512_srl_epi32(words, _mm_cvtsi32_si128(4 * column as i32)), int4_codes())
 }
