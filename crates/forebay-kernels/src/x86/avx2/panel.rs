@@ -30,7 +30,7 @@ unsafe fn broadcast(x: *const i8) -> __m256i {
     unsafe { _mm256_set1_epi32(x.cast::<i32>().read_unaligned()) }
 }
 
-/// As `scalar::panel::dot_int4`. One batch row has registers for both halves of a panel.
+/// As `scalar::panel::dot_int4`. Up to two batch rows have registers for both halves of a panel.
 #[inline(always)]
 pub(super) unsafe fn dot_int4<const P: usize, const S: usize>(
     codes: [*const u8; P],
@@ -40,7 +40,7 @@ pub(super) unsafe fn dot_int4<const P: usize, const S: usize>(
 ) -> [[Ints; S]; P] {
     // SAFETY: passed on to the caller.
     unsafe {
-        if S == 1 {
+        if S <= 2 {
             halves::<2, P, S>(codes, units, x, negated_sums)
         } else {
             halves::<1, P, S>(codes, units, x, negated_sums)
