@@ -5,6 +5,7 @@
 //! weights are turned into the same order a chunk of columns at a time, in the cache.
 
 use super::pack::{Chunk, RowSource};
+use super::space::Space;
 use super::{CHUNK, Out, Room, direct};
 use crate::Activations;
 use crate::activations::{GROUP, GroupTotals, QuantRows};
@@ -60,18 +61,17 @@ pub(crate) unsafe fn panels<R: Room, const FREE: bool>(
     let panels = if R::PAIRS && batch >= PAIR_FROM { 2 } else { 1 };
     // Where several tiles of the batch go by, each is read for many panels while it is near.
     let (together, block) = if batch > BATCH { (TOGETHER, BLOCK) } else { (1, cols.max(1)) };
-    let mut sums = [[[[0f32; PANEL_ROWS]; 2]; BATCH]; TOGETHER];
+    let mut space = Space::<[Sums; 2], { TOGETHER * BATCH }>::new();
     for row in rows.clone().step_by(together * panels * PANEL_ROWS) {
         let some = row..rows.end.min(row + together * panels * PANEL_ROWS);
         for first in (0..batch).step_by(BATCH) {
             let tile = BATCH.min(batch - first);
-            for sums in &mut sums[..together] {
-                sums[..tile].fill([[0.0; PANEL_ROWS]; 2]);
-            }
+            let sums = space.zeros(together * tile);
             for start in (0..cols).step_by(block) {
                 let columns = start..cols.min(start + block);
-                for (row, sums) in some.clone().step_by(panels * PANEL_ROWS).zip(&mut sums) {
-                    let (group, sums) = (start / GROUP, &mut sums[..tile]);
+                for (row, sums) in some.clone().step_by(panels * PANEL_ROWS).zip(sums.chunks_exact_mut(tile))
+                {
+                    let group = start / GROUP;
                     // SAFETY: passed on to the caller; the panels are there.
                     unsafe {
                         if panels == 2 && row + PANEL_ROWS < some.end {
@@ -84,10 +84,10 @@ pub(crate) unsafe fn panels<R: Room, const FREE: bool>(
                     }
                 }
             }
-            for (row, sums) in some.clone().step_by(panels * PANEL_ROWS).zip(&sums) {
+            for (row, sums) in some.clone().step_by(panels * PANEL_ROWS).zip(sums.chunks_exact(tile)) {
                 let end = some.end.min(row + panels * PANEL_ROWS);
                 // SAFETY: passed on to the caller.
-                unsafe { put(&sums[..tile], first, row, end, out) };
+                unsafe { put(sums, first, row, end, out) };
             }
         }
     }
@@ -120,8 +120,6 @@ unsafe fn panel_strip<const P: usize>(view: &PanelView<'_>, panel: usize, column
 #[inline(always)]
 pub(crate) unsafe fn rows<R: Room>(view: &MatrixView<'_>, rows: Range<usize>, x: &Activations, out: Out) {
     let source = RowSource::new(view);
-    let mut chunks = [Chunk::new(), Chunk::new()];
-    let mut sums = [[[0f32; PANEL_ROWS]; 2]; BATCH];
     let mut row = rows.start;
     if source.is_direct() && x.batch() <= direct::MOST {
         while row + PANEL_ROWS <= rows.end {
@@ -137,11 +135,16 @@ pub(crate) unsafe fn rows<R: Room>(view: &MatrixView<'_>, rows: Range<usize>, x:
             row += PANEL_ROWS;
         }
     }
+    if row == rows.end {
+        return;
+    }
+    let mut chunks = [Chunk::new(), Chunk::new()];
+    let mut space = Space::<[Sums; 2], BATCH>::new();
     while row < rows.end {
         let pair = R::PAIRS && x.batch() >= PAIR_FROM && row + PANEL_ROWS < rows.end;
         for first in (0..x.batch()).step_by(BATCH) {
             let tile = BATCH.min(x.batch() - first);
-            sums[..tile].fill([[0.0; PANEL_ROWS]; 2]);
+            let sums = space.zeros(tile);
             for start in (0..view.cols()).step_by(CHUNK) {
                 let len = CHUNK.min(view.cols() - start);
                 let group = start / GROUP;
@@ -163,7 +166,7 @@ pub(crate) unsafe fn rows<R: Room>(view: &MatrixView<'_>, rows: Range<usize>, x:
                             group: chunks[0].group,
                             unit_cols: chunks[0].unit_cols,
                         };
-                        rows_of_batch::<R, 2, false>(&strip, x, first, group, &mut sums[..tile]);
+                        rows_of_batch::<R, 2, false>(&strip, x, first, group, sums);
                     } else {
                         let strip = Strip {
                             codes: [chunks[0].codes()],
@@ -173,12 +176,12 @@ pub(crate) unsafe fn rows<R: Room>(view: &MatrixView<'_>, rows: Range<usize>, x:
                             group: chunks[0].group,
                             unit_cols: chunks[0].unit_cols,
                         };
-                        rows_of_batch::<R, 1, false>(&strip, x, first, group, &mut sums[..tile]);
+                        rows_of_batch::<R, 1, false>(&strip, x, first, group, sums);
                     }
                 }
             }
             // SAFETY: passed on to the caller.
-            unsafe { put(&sums[..tile], first, row, rows.end, out) };
+            unsafe { put(sums, first, row, rows.end, out) };
         }
         row += if pair { 2 * PANEL_ROWS } else { PANEL_ROWS };
     }

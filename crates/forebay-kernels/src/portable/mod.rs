@@ -21,6 +21,7 @@ pub(crate) mod quantise;
 pub(crate) mod registers;
 pub(crate) mod score;
 pub(crate) mod select;
+pub(crate) mod space;
 
 use forebay_core::panel::PANEL_LINE;
 use lanes::{Bf16Bits, LANES};

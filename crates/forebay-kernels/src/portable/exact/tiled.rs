@@ -5,10 +5,10 @@
 use super::unpanel::Unpanelled;
 use super::{Sum, put};
 use crate::portable::lanes::LANES;
+use crate::portable::space::Space;
 use crate::portable::{CHUNK, Out, Room, decode};
 use forebay_core::panel::{PANEL_ROWS, PanelView};
 use forebay_core::view::MatrixView;
-use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// Weight rows whose sums are kept: those of a panel.
@@ -27,30 +27,13 @@ type RowSums = [Sum; ROWS];
 #[repr(C, align(64))]
 struct Decoded([[f32; COLS]; HALF]);
 
-/// Sums of a block of weight rows, on the stack and not cleared before they are used.
-struct Sums(MaybeUninit<[RowSums; BATCH]>);
-
-impl Sums {
-    /// `batch` rows of zeros.
-    #[inline(always)]
-    fn zeros(&mut self, batch: usize) -> &mut [RowSums] {
-        assert!(batch <= BATCH);
-        let start = self.0.as_mut_ptr().cast::<RowSums>();
-        // SAFETY: the memory is ours and large enough; zero bytes make zeros of f32.
-        unsafe {
-            start.write_bytes(0, batch);
-            std::slice::from_raw_parts_mut(start, batch)
-        }
-    }
-}
-
 /// # Safety
 /// As [`super::rows`].
 #[inline(always)]
 pub(super) unsafe fn rows<R: Room>(view: &MatrixView<'_>, rows: Range<usize>, x: &[f32], out: Out) {
     let cols = view.cols();
     let mut decoded = Decoded([[0.0; COLS]; HALF]);
-    let mut sums = Sums(MaybeUninit::uninit());
+    let mut sums = Space::<RowSums, BATCH>::new();
     for first in rows.clone().step_by(ROWS) {
         let here = ROWS.min(rows.end - first);
         for (batch, x) in x.chunks((BATCH * cols).max(1)).enumerate() {
@@ -82,7 +65,7 @@ pub(super) unsafe fn panels<R: Room>(view: &PanelView<'_>, rows: Range<usize>, x
     let cols = shape.cols();
     let mut chunk = Unpanelled::new();
     let mut decoded = Decoded([[0.0; COLS]; HALF]);
-    let mut sums = Sums(MaybeUninit::uninit());
+    let mut sums = Space::<RowSums, BATCH>::new();
     for first in rows.clone().step_by(ROWS) {
         let here = ROWS.min(rows.end - first);
         for (batch, x) in x.chunks(BATCH * cols).enumerate() {
