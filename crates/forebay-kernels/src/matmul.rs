@@ -164,6 +164,11 @@ impl<'a> MatmulJob<'a> {
     fn parts(&self, team: &Team) -> usize {
         self.weights.rows().div_ceil(self.part_rows(team))
     }
+
+    fn rows_of(&self, part: usize, team: &Team) -> Range<usize> {
+        let step = self.part_rows(team);
+        part * step..self.weights.rows().min((part + 1) * step)
+    }
 }
 
 /// `y = x W^T` for one matrix, the weight rows split over the team. Allocates nothing.
@@ -194,13 +199,12 @@ pub fn matmul_many(kernels: Kernels, team: &Team, jobs: &mut [MatmulJob<'_>]) {
     let parts = jobs.iter().map(|job| job.parts(team)).sum();
     team.run(parts, &|mut part| {
         for job in jobs {
-            if part < job.parts(team) {
-                let start = part * job.part_rows(team);
-                let end = (start + job.part_rows(team)).min(job.weights.rows());
+            let parts = job.parts(team);
+            if part < parts {
                 // SAFETY: this call holds every job exclusively, and each part has its own rows.
-                return unsafe { run_rows(kernels, job, start..end) };
+                return unsafe { run_rows(kernels, job, job.rows_of(part, team)) };
             }
-            part -= job.parts(team);
+            part -= parts;
         }
     });
 }
@@ -238,8 +242,7 @@ pub fn matmul_swiglu<'a>(
     if gate.multiply_adds() + up.multiply_adds() < ALONE {
         return some_rows(0..rows);
     }
-    let step = gate.part_rows(team);
-    team.run(gate.parts(team), &|part| some_rows(part * step..rows.min((part + 1) * step)));
+    team.run(gate.parts(team), &|part| some_rows(gate.rows_of(part, team)));
 }
 
 /// # Safety

@@ -202,7 +202,7 @@ macro_rules! room_table {
 }
 pub(crate) use room_table;
 
-/// A room whose arithmetic lives in its own `lanes`, `unpack` and `dot_i8` modules: every method
+/// A room whose arithmetic lives in its own `lanes`, `panel`, `unpack` and `weights` modules: every method
 /// hands over to the function of that name there; one with a `rows` module names it last. Also
 /// makes its table.
 macro_rules! room {

@@ -4,9 +4,9 @@
 //! (forward spec section 6). Every row's result depends only on that row and on the
 //! cached rows before it: never on the batch, the threads, or where experts were.
 
-use forebay_core::CancelToken;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use forebay_core::CancelToken;
 use forebay_kernels::{
     Activations, Input, Kernels, MatmulJob, RouterError, Team, matmul_many, matmul_swiglu,
 };

@@ -3,7 +3,7 @@
 //! first would take longer than the products do.
 #![allow(clippy::needless_range_loop, reason = "indices are the numbers of registers")]
 
-use super::pack::{RowSource, transpose};
+use super::pack::{RowSource, ask_ahead, transpose};
 use super::{Out, Room};
 use crate::Activations;
 use crate::activations::{GROUP, QuantRows};
@@ -61,12 +61,7 @@ unsafe fn lines<R: Room, const G: usize, const S: usize>(
         let mut sw = [R::splat(0.0); G];
         for line in 0..groups.div_ceil(G) {
             let (from, first) = (line * PANEL_LINE, line * G);
-            // After the end of these rows, the rows below them are next.
-            let beyond = from + AHEAD >= bytes;
-            let ahead = codes.wrapping_add(from + AHEAD + if beyond { (PANEL_ROWS - 1) * bytes } else { 0 });
-            for i in 0..PANEL_ROWS {
-                R::prefetch(ahead.wrapping_add(i * bytes));
-            }
+            ask_ahead::<R>(codes.wrapping_add(from), from, bytes, AHEAD);
             let (mut start, mut stride) = (codes.wrapping_add(from), bytes);
             if from + PANEL_LINE > bytes {
                 // Whatever lies beyond the last column meets activations of zero.

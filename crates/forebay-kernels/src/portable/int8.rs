@@ -9,7 +9,6 @@ use super::space::Space;
 use super::{CHUNK, Out, Room, direct};
 use crate::Activations;
 use crate::activations::{GROUP, GroupTotals, QuantRows};
-use forebay_core::format::Format;
 use forebay_core::panel::{PANEL_LINE, PANEL_ROWS, PanelView};
 use forebay_core::view::MatrixView;
 use std::ops::Range;
@@ -158,24 +157,10 @@ pub(crate) unsafe fn rows<R: Room>(view: &MatrixView<'_>, rows: Range<usize>, x:
                     chunks[0].fill::<R>(&source, row..rows.end, start, len, near);
                     if pair {
                         chunks[1].fill::<R>(&source, row + PANEL_ROWS..rows.end, start, len, near);
-                        let strip = Strip {
-                            codes: [chunks[0].codes(), chunks[1].codes()],
-                            scales: Some([chunks[0].scales(), chunks[1].scales()]),
-                            ahead,
-                            cols: len,
-                            group: chunks[0].group,
-                            unit_cols: chunks[0].unit_cols,
-                        };
+                        let strip = chunk_strip::<2>(&chunks, len, ahead);
                         rows_of_batch::<R, 2, false>(&strip, x, first, group, sums);
                     } else {
-                        let strip = Strip {
-                            codes: [chunks[0].codes()],
-                            scales: Some([chunks[0].scales()]),
-                            ahead,
-                            cols: len,
-                            group: chunks[0].group,
-                            unit_cols: chunks[0].unit_cols,
-                        };
+                        let strip = chunk_strip::<1>(&chunks, len, ahead);
                         rows_of_batch::<R, 1, false>(&strip, x, first, group, sums);
                     }
                 }
@@ -187,11 +172,17 @@ pub(crate) unsafe fn rows<R: Room>(view: &MatrixView<'_>, rows: Range<usize>, x:
     }
 }
 
-/// Columns of one unit of an integer format once its codes are in panel order: int2 is
-/// widened to int8 first.
+/// The first `cols` columns of the first `P` chunks.
 #[inline(always)]
-pub(crate) fn unit_cols(format: Format) -> usize {
-    if matches!(format, Format::Int4Row | Format::Int4Group(_)) { 8 } else { 4 }
+fn chunk_strip<const P: usize>(chunks: &[Chunk; 2], cols: usize, ahead: Option<*const u8>) -> Strip<P> {
+    Strip {
+        codes: std::array::from_fn(|p| chunks[p].codes()),
+        scales: Some(std::array::from_fn(|p| chunks[p].scales())),
+        ahead,
+        cols,
+        group: chunks[0].group,
+        unit_cols: chunks[0].unit_cols,
+    }
 }
 
 /// Stores sums of up to two panels that start at weight row `row`.

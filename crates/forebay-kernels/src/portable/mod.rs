@@ -205,6 +205,7 @@ impl Out {
         // SAFETY: passed on to the caller.
         unsafe { *self.ptr.add(batch_row * self.stride + (row - self.first)) = value }
     }
+
     /// Stores the results of four weight rows from `row` on.
     ///
     /// # Safety

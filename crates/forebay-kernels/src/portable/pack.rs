@@ -1,6 +1,6 @@
 //! Row-major weights to panel order, a chunk of columns of sixteen rows at a time.
 
-use super::{CHUNK, Room, decode, int8};
+use super::{CHUNK, Room, decode};
 use crate::activations::GROUP;
 use forebay_core::format::Format;
 use forebay_core::panel::{PANEL_LINE, PANEL_ROWS};
@@ -43,9 +43,9 @@ impl<'a> RowSource<'a> {
         }
     }
 
-    /// Columns of a unit.
+    /// Columns of a unit once the codes are in panel order: int2 is widened to int8 first.
     pub(super) fn unit_cols(&self) -> usize {
-        int8::unit_cols(self.format)
+        if matches!(self.format, Format::Int4Row | Format::Int4Group(_)) { 8 } else { 4 }
     }
 
     /// Whether the codes can be multiplied where they lie: whole activation groups share a scale.
@@ -92,8 +92,8 @@ impl Chunk {
     }
 
     /// Takes in columns `start..start + len` (`start` a multiple of [`CHUNK`]) of the first
-    /// sixteen of `rows`; if there are fewer, the lines of the others hold anything. With `near`, what follows in
-    /// these rows is asked for meanwhile.
+    /// sixteen of `rows`; if there are fewer, the lines of the others hold anything. With `near`,
+    /// what follows in these rows is asked for meanwhile.
     ///
     /// # Safety
     /// As the methods of [`Room`].
@@ -122,7 +122,7 @@ impl Chunk {
                     codes.as_ptr().add(from),
                     stride,
                     to - from,
-                    near.then_some(Ahead { from, row_bytes: stride }),
+                    near.then_some(from),
                     &mut self.codes,
                 );
             } else {
@@ -144,8 +144,7 @@ impl Chunk {
                 } else {
                     // Whole lines where the row has them: what lies beyond the chunk is not used.
                     let len = 4 * groups.next_multiple_of(PANEL_ROWS).min(source.row_scales - first);
-                    let ahead = Some(Ahead { from: 4 * first, row_bytes: 4 * source.row_scales });
-                    transpose::<R>(start, 4 * source.row_scales, len, ahead, out);
+                    transpose::<R>(start, 4 * source.row_scales, len, Some(4 * first), out);
                 }
             } else {
                 for (lane, scales) in scales.chunks_exact(source.row_scales).enumerate() {
@@ -158,17 +157,21 @@ impl Chunk {
     }
 }
 
-/// What is asked for while a row is read: the same row [`AHEAD`] bytes further, and after the
-/// end of the row the sixteen rows below, which are next.
-#[derive(Clone, Copy)]
-pub(super) struct Ahead {
-    /// The byte of the row that is read first.
-    from: usize,
-    row_bytes: usize,
+/// Asks for what is read `ahead` bytes later than the lines at `here`, of sixteen rows of `row_bytes`
+/// bytes one behind the other: more of these rows, and after their end the sixteen rows below. The
+/// lines start with byte `from` of the rows.
+#[inline(always)]
+pub(super) fn ask_ahead<R: Room>(here: *const u8, from: usize, row_bytes: usize, ahead: usize) {
+    let beyond = from + ahead >= row_bytes;
+    let next = here.wrapping_add(ahead + if beyond { (PANEL_ROWS - 1) * row_bytes } else { 0 });
+    for i in 0..PANEL_ROWS {
+        R::prefetch(next.wrapping_add(i * row_bytes));
+    }
 }
 
 /// Sixteen rows of `len` bytes, the first at `start` and the next `stride` bytes further, as
-/// lines of words.
+/// lines of words. Of rows one behind the other, `from` is the byte that they start with here:
+/// what follows is asked for meanwhile.
 ///
 /// # Safety
 /// The rows are there; the processor has the room's instruction set.
@@ -177,19 +180,15 @@ pub(super) unsafe fn transpose<R: Room>(
     start: *const u8,
     stride: usize,
     len: usize,
-    ahead: Option<Ahead>,
+    from: Option<usize>,
     out: &mut [u8],
 ) {
     let out = out.as_chunks_mut::<BLOCK>().0;
     let whole = len / PANEL_LINE;
     for (block, out) in out.iter_mut().enumerate().take(whole) {
         let here = start.wrapping_add(block * PANEL_LINE);
-        if let Some(Ahead { from, row_bytes }) = ahead {
-            let beyond = from + block * PANEL_LINE + AHEAD >= row_bytes;
-            let next = here.wrapping_add(AHEAD + if beyond { 15 * row_bytes } else { 0 });
-            for i in 0..PANEL_ROWS {
-                R::prefetch(next.wrapping_add(i * stride));
-            }
+        if let Some(from) = from {
+            ask_ahead::<R>(here, from + block * PANEL_LINE, stride, AHEAD);
         }
         // SAFETY: 64 bytes of each row from here on; the instruction set is there.
         unsafe { R::transpose(here, stride, out) };

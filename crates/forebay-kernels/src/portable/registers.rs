@@ -3,6 +3,7 @@
 //! A register tile reads `M + N` rows and does `M * N` multiply-adds per line, so the
 //! processor waits for its arithmetic and not for loads. Every single sum keeps the
 //! canonical order: the tile only decides which sums are in flight together.
+#![allow(clippy::needless_range_loop, reason = "indices are the numbers of registers")]
 
 use super::Room;
 use super::lanes::LANES;
@@ -86,49 +87,58 @@ pub(crate) struct Sums {
     pub stride: usize,
 }
 
-/// `sums[m][c] = fma(coefficients[t][m], rows[t][c], sums[m][c])` for ascending `t`, over the
-/// `16 V` columns from the start of `rows` and `sums`. With `factors`, `sums[m][c] *= factors[m]`
-/// comes first.
+/// `sums[m][c] = fma(coefficient(t, m), rows[t][c], sums[m][c])` for ascending `t` below `count`,
+/// over the `16 V` columns from the start of `rows` and `sums`. With `factors`,
+/// `sums[m][c] *= factors[m]` comes first.
 ///
 /// # Safety
 /// The processor has the room's instruction set; `sums` has `M` rows of that many columns,
 /// which nobody else touches meanwhile.
 #[inline(always)]
 pub(crate) unsafe fn mix<R: Room, const M: usize, const V: usize>(
-    coefficients: &[[f32; M]],
+    count: usize,
+    coefficient: impl Fn(usize, usize) -> f32,
     rows: Panel<'_>,
     factors: Option<&[f32; M]>,
     sums: Sums,
 ) {
-    let needed = coefficients.len().checked_sub(1).map_or(0, |last| last * rows.stride + V);
+    let needed = count.checked_sub(1).map_or(0, |last| last * rows.stride + V);
     assert!(needed <= rows.lines.len(), "one row per coefficient");
     // SAFETY: passed on to the caller; `rows` was just checked.
     unsafe {
         let place = |m: usize, v: usize| sums.ptr.add(m * sums.stride + v * LANES).cast::<[f32; LANES]>();
-        let mut acc: [[_; V]; M] = std::array::from_fn(|m| std::array::from_fn(|v| R::load(&*place(m, v))));
+        let mut acc = [[R::splat(0.0); V]; M];
+        for m in 0..M {
+            for v in 0..V {
+                acc[m][v] = R::load(&*place(m, v));
+            }
+        }
         if let Some(factors) = factors {
-            for (acc, factor) in acc.iter_mut().zip(factors) {
-                let factor = R::splat(*factor);
-                for sum in acc {
+            for m in 0..M {
+                let factor = R::splat(factors[m]);
+                for v in 0..V {
                     // Adding -0 changes nothing: the product is rounded, and that is all.
-                    *sum = R::fma(*sum, factor, R::splat(-0.0));
+                    acc[m][v] = R::fma(acc[m][v], factor, R::splat(-0.0));
                 }
             }
         }
         let mut row = rows.lines.as_ptr();
-        for coefficients in coefficients {
-            let values: [_; V] = std::array::from_fn(|v| R::load(&(*row.add(v)).0));
-            for (acc, coefficient) in acc.iter_mut().zip(coefficients) {
-                let coefficient = R::splat(*coefficient);
-                for (sum, value) in acc.iter_mut().zip(values) {
-                    *sum = R::fma(coefficient, value, *sum);
+        for t in 0..count {
+            let mut values = [R::splat(0.0); V];
+            for v in 0..V {
+                values[v] = R::load(&(*row.add(v)).0);
+            }
+            for m in 0..M {
+                let coefficient = R::splat(coefficient(t, m));
+                for v in 0..V {
+                    acc[m][v] = R::fma(coefficient, values[v], acc[m][v]);
                 }
             }
             row = row.wrapping_add(rows.stride);
         }
-        for (m, acc) in acc.into_iter().enumerate() {
-            for (v, sum) in acc.into_iter().enumerate() {
-                R::store(sum, &mut *place(m, v));
+        for m in 0..M {
+            for v in 0..V {
+                R::store(acc[m][v], &mut *place(m, v));
             }
         }
     }

@@ -187,7 +187,10 @@ unsafe fn mix_columns<R: Room, const M: usize, const V: usize>(
         let values = &mut state.values[run.head * lines + line..][..(M - 1) * lines + V];
         let sums = Sums { ptr: values.as_mut_ptr().cast(), stride: lines * LANES };
         // SAFETY: passed on to the caller; `values` spans M rows of V lines.
-        unsafe { registers::mix::<R, M, V>(weights, tile.skip_rows(run.from), factors, sums) };
+        unsafe {
+            let weight = |t: usize, m: usize| weights[t][m];
+            registers::mix::<R, M, V>(weights.len(), weight, tile.skip_rows(run.from), factors, sums);
+        }
     }
 }
 

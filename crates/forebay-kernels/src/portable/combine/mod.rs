@@ -2,12 +2,11 @@
 //!
 //! A few combinations take the weights straight from their codes (`few`); more of them share one
 //! decoding, a tile of rows and columns in the first cache, and add it up in register tiles.
-#![allow(clippy::needless_range_loop, reason = "indices are the numbers of registers")]
 
 mod few;
 
 use super::lanes::LANES;
-use super::registers::Line;
+use super::registers::{self, Line, Panel, Sums};
 use super::{CHUNK, Room, decode};
 use forebay_core::view::MatrixView;
 use std::ops::Range;
@@ -140,59 +139,21 @@ unsafe fn add_lines<R: Room, const M: usize, const V: usize>(
     assert!(rows <= ROWS && lines <= LINES && coefficients.len() >= M);
     assert!(out.len() >= (M - 1) * cols + lines * LANES);
     let mut line = 0;
-    // SAFETY: passed on to the caller; tile, coefficients and outputs were just checked.
-    unsafe {
-        while line + V <= lines {
-            add_up::<R, M, V>(tile, coefficients, rows, line, cols, out);
-            line += V;
-        }
-        while line < lines {
-            add_up::<R, M, 1>(tile, coefficients, rows, line, cols, out);
-            line += 1;
+    while line < lines {
+        let rows_of_tile = Panel { lines: &tile.as_flattened()[line..], stride: LINES };
+        let sums = Sums { ptr: out[line * LANES..].as_mut_ptr(), stride: cols };
+        // SAFETY: passed on to the caller; the outputs were just checked.
+        unsafe {
+            // Rows and combinations were checked too.
+            let coefficient = |row: usize, m: usize| *coefficients.get_unchecked(m).get_unchecked(row);
+            if line + V <= lines {
+                registers::mix::<R, M, V>(rows, coefficient, rows_of_tile, None, sums);
+                line += V;
+            } else {
+                registers::mix::<R, M, 1>(rows, coefficient, rows_of_tile, None, sums);
+                line += 1;
+            }
         }
     }
     M
-}
-
-/// `V` lines of `M` combinations in registers.
-///
-/// # Safety
-/// The processor has the room's instruction set; everything has these rows, lines and
-/// combinations.
-#[inline(always)]
-unsafe fn add_up<R: Room, const M: usize, const V: usize>(
-    tile: &Tile,
-    coefficients: &[[f32; ROWS]],
-    rows: usize,
-    line: usize,
-    cols: usize,
-    out: &mut [f32],
-) {
-    let out = out.as_mut_ptr();
-    // SAFETY: passed on to the caller.
-    unsafe {
-        let mut acc = [[R::splat(0.0); V]; M];
-        for m in 0..M {
-            for v in 0..V {
-                acc[m][v] = R::load(&*out.add(m * cols + (line + v) * LANES).cast());
-            }
-        }
-        for row in 0..rows {
-            let mut values = [R::splat(0.0); V];
-            for v in 0..V {
-                values[v] = R::load(&tile.get_unchecked(row).get_unchecked(line + v).0);
-            }
-            for m in 0..M {
-                let coefficient = R::splat(*coefficients.get_unchecked(m).get_unchecked(row));
-                for v in 0..V {
-                    acc[m][v] = R::fma(coefficient, values[v], acc[m][v]);
-                }
-            }
-        }
-        for m in 0..M {
-            for v in 0..V {
-                R::store(acc[m][v], &mut *out.add(m * cols + (line + v) * LANES).cast());
-            }
-        }
-    }
 }

@@ -14,14 +14,14 @@ const AHEAD: usize = 512;
 /// Weight rows that stay in the second cache while the tiles of a batch go by.
 const BLOCK: usize = 32;
 
-/// `N` rows of weights, or a run of their columns that starts with a weight group.
-pub(super) struct Strip<'a, const N: usize> {
-    pub format: Format,
-    pub cols: usize,
+/// `N` rows of weights.
+struct Strip<'a, const N: usize> {
+    format: Format,
+    cols: usize,
     /// Columns that share a scale.
-    pub group: usize,
-    pub codes: [&'a [u8]; N],
-    pub scales: [&'a [f32]; N],
+    group: usize,
+    codes: [&'a [u8]; N],
+    scales: [&'a [f32]; N],
 }
 
 /// Batch rows that are not worth decoding the weights to memory: several tiles read the codes

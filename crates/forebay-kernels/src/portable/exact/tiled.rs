@@ -15,8 +15,6 @@ use std::ops::Range;
 const ROWS: usize = PANEL_ROWS;
 /// Weight rows that are decoded together; with a whole chunk of columns they stay in the first cache.
 const HALF: usize = 8;
-/// Columns that are decoded together: beside the weights, the activations of a tile find room.
-const COLS: usize = CHUNK;
 /// Batch rows that share one decoding.
 const BATCH: usize = 64;
 
@@ -25,21 +23,21 @@ type RowSums = [Sum; ROWS];
 
 /// Decoded weights.
 #[repr(C, align(64))]
-struct Decoded([[f32; COLS]; HALF]);
+struct Decoded([[f32; CHUNK]; HALF]);
 
 /// # Safety
 /// As [`super::rows`].
 #[inline(always)]
 pub(super) unsafe fn rows<R: Room>(view: &MatrixView<'_>, rows: Range<usize>, x: &[f32], out: Out) {
     let cols = view.cols();
-    let mut decoded = Decoded([[0.0; COLS]; HALF]);
+    let mut decoded = Decoded([[0.0; CHUNK]; HALF]);
     let mut sums = Space::<RowSums, BATCH>::new();
     for first in rows.clone().step_by(ROWS) {
         let here = ROWS.min(rows.end - first);
         for (batch, x) in x.chunks((BATCH * cols).max(1)).enumerate() {
             let sums = sums.zeros(x.len() / cols.max(1));
-            for start in (0..cols).step_by(COLS) {
-                let columns = start..cols.min(start + COLS);
+            for start in (0..cols).step_by(CHUNK) {
+                let columns = start..cols.min(start + CHUNK);
                 for half in (0..here).step_by(HALF) {
                     let some = HALF.min(here - half);
                     for (n, weights) in decoded.0[..some].iter_mut().enumerate() {
@@ -64,36 +62,24 @@ pub(super) unsafe fn panels<R: Room>(view: &PanelView<'_>, rows: Range<usize>, x
     let shape = view.shape();
     let cols = shape.cols();
     let mut chunk = Unpanelled::new();
-    let mut decoded = Decoded([[0.0; COLS]; HALF]);
+    let mut decoded = Decoded([[0.0; CHUNK]; HALF]);
     let mut sums = Space::<RowSums, BATCH>::new();
     for first in rows.clone().step_by(ROWS) {
         let here = ROWS.min(rows.end - first);
         for (batch, x) in x.chunks(BATCH * cols).enumerate() {
             let sums = sums.zeros(x.len() / cols);
-            for start in (0..cols).step_by(COLS) {
-                let columns = start..cols.min(start + COLS);
-                let inside = start % CHUNK;
-                if inside == 0 {
-                    let all = start..cols.min(start + CHUNK);
-                    // SAFETY: passed on to the caller.
-                    unsafe { chunk.fill::<R>(view, first / PANEL_ROWS, all) };
-                }
+            for start in (0..cols).step_by(CHUNK) {
+                let columns = start..cols.min(start + CHUNK);
+                // SAFETY: passed on to the caller.
+                unsafe { chunk.fill::<R>(view, first / PANEL_ROWS, columns.clone()) };
                 for half in (0..here).step_by(HALF) {
                     let some = HALF.min(here - half);
-                    let strip = chunk.strip::<HALF>(&shape, half, columns.len());
                     for (n, weights) in decoded.0[..some].iter_mut().enumerate() {
-                        let (codes, scales) = (strip.codes[n], strip.scales[n]);
-                        let weights = &mut weights[..columns.len()];
+                        let (codes, scales) = chunk.row(half + n);
+                        let (format, weights) = (shape.format(), &mut weights[..columns.len()]);
                         // SAFETY: passed on to the caller.
                         unsafe {
-                            decode::row_weights::<R>(
-                                strip.format,
-                                strip.group,
-                                codes,
-                                scales,
-                                inside,
-                                weights,
-                            )
+                            decode::row_weights::<R>(format, shape.group_cols(), codes, scales, 0, weights)
                         };
                     }
                     // SAFETY: passed on to the caller.
@@ -188,9 +174,9 @@ unsafe fn row_tiles<R: Room, const M: usize, const S: usize>(
     sums: &mut [RowSums],
     to: usize,
 ) {
-    assert!(sums.len() >= S && lines * LANES <= COLS && x.len() >= (S - 1) * cols + lines * LANES);
+    assert!(sums.len() >= S && lines * LANES <= CHUNK && x.len() >= (S - 1) * cols + lines * LANES);
     for first in (0..some).step_by(M) {
-        let weights: &[[f32; COLS]] = &decoded.0[first..first + M];
+        let weights: &[[f32; CHUNK]] = &decoded.0[first..first + M];
         // SAFETY: passed on to the caller; every row was just checked to have these lines.
         unsafe {
             let mut acc = [[R::splat(0.0); S]; M];

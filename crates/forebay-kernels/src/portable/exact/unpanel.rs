@@ -1,8 +1,7 @@
 //! Panels back to rows of the container, a chunk of columns at a time, in the cache.
 
-use super::strip::Strip;
 use crate::portable::{CHUNK, Room};
-use forebay_core::panel::{PANEL_LINE, PANEL_ROWS, PanelShape, PanelView};
+use forebay_core::panel::{PANEL_LINE, PANEL_ROWS, PanelView};
 use std::ops::Range;
 
 /// What one transposition takes: a unit of sixteen rows sixteen times.
@@ -77,20 +76,9 @@ impl Unpanelled {
         }
     }
 
-    /// Rows `first..first + N` of the chunk, which has `cols` columns of a matrix like `shape`.
+    /// Codes and scales of row `row` of the chunk; what lies beyond its columns means nothing.
     #[inline(always)]
-    pub(super) fn strip<const N: usize>(
-        &self,
-        shape: &PanelShape,
-        first: usize,
-        cols: usize,
-    ) -> Strip<'_, N> {
-        let mut codes = [&self.codes[first][..]; N];
-        let mut scales = [&self.scales[first][..]; N];
-        for n in 1..N {
-            codes[n] = &self.codes[first + n];
-            scales[n] = &self.scales[first + n];
-        }
-        Strip { format: shape.format(), cols, group: shape.group_cols(), codes, scales }
+    pub(super) fn row(&self, row: usize) -> (&[u8], &[f32]) {
+        (&self.codes[row], &self.scales[row])
     }
 }
