@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use forebay_core::{Format, MatrixView, quant};
-use forebay_io::{Shard, open_files, read_exact_at};
+use forebay_io::{Access, Shard, open_files, read_exact_at};
 use forebay_model::families::glm;
 use forebay_model::families::roles::{Role, Shape, TensorNeed};
 use forebay_model::{Snapshot, SnapshotOptions};
@@ -16,7 +16,7 @@ pub(crate) fn quantise(source: &Path, target: &Path, experts: &str, rest: &str) 
     let (experts, rest): (Format, Format) = (experts.parse()?, rest.parse()?);
     let snapshot = Snapshot::open(source, SnapshotOptions::default())?;
     let paths: Vec<_> = snapshot.catalog.shards().iter().map(|shard| &shard.path).collect();
-    let shards = open_files(&paths)?;
+    let shards = open_files(&paths, Access::Buffered)?.shards;
     let mut tensors = Vec::new();
     for need in needs(&snapshot) {
         let wanted = match need.role {

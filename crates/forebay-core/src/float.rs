@@ -44,6 +44,27 @@ pub fn fp8_e4m3_to_f32(code: u8) -> f32 {
     sign * (1.0 + mantissa * 0.125) * scale
 }
 
+/// f32 to the nearest FP8 E4M3 code, ties to an even code, out of range to the largest value; NaN stays NaN.
+#[inline]
+pub fn f32_to_fp8_e4m3(value: f32) -> u8 {
+    let sign = (value.to_bits() >> 24) as u8 & 0x80;
+    let size = value.abs();
+    if size.is_nan() {
+        return sign | 0x7F;
+    }
+    if size >= 448.0 {
+        return sign | 0x7E;
+    }
+    if size < 1.0 / 64.0 {
+        // Steps of 2^-9, as below the smallest normal number; 8 of them are that number.
+        return sign | (size * 512.0).round_ties_even() as u8;
+    }
+    // Normal in both formats: drop 20 bits of mantissa, half to even, and move the exponent's bias.
+    let bits = size.to_bits();
+    let rounded = bits + 0x7_FFFF + (bits >> 20 & 1);
+    sign | ((rounded >> 20) - ((127 - 7) << 3)) as u8
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -74,5 +95,24 @@ mod tests {
         assert_eq!(fp8_e4m3_to_f32(0xBC), -1.5);
         assert_eq!(fp8_e4m3_to_f32(0x7E), 448.0);
         assert!(fp8_e4m3_to_f32(0x7F).is_nan() && fp8_e4m3_to_f32(0xFF).is_nan());
+    }
+
+    #[test]
+    fn fp8_codes_round_trip_and_values_go_to_the_nearest() {
+        let codes = (0..=255u8).filter(|code| code & 0x7F != 0x7F);
+        for code in codes {
+            assert_eq!(f32_to_fp8_e4m3(fp8_e4m3_to_f32(code)), code, "{code:#x}");
+        }
+        // Halfway between two codes: to the even one; a little beside it: to the nearer one.
+        for code in 0..0x7Du8 {
+            let (low, high) = (fp8_e4m3_to_f32(code), fp8_e4m3_to_f32(code + 1));
+            let middle = (low + high) / 2.0;
+            assert_eq!(f32_to_fp8_e4m3(middle), code + (code & 1), "{code:#x}");
+            assert_eq!(f32_to_fp8_e4m3(-middle * 0.999), 0x80 | code, "{code:#x}");
+            assert_eq!(f32_to_fp8_e4m3(middle * 1.001), code + 1, "{code:#x}");
+        }
+        assert_eq!(f32_to_fp8_e4m3(1e9), 0x7E);
+        assert_eq!(f32_to_fp8_e4m3(f32::NEG_INFINITY), 0xFE);
+        assert_eq!(f32_to_fp8_e4m3(f32::NAN) & 0x7F, 0x7F);
     }
 }

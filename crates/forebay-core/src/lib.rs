@@ -20,5 +20,5 @@ pub use cancel::CancelToken;
 pub use format::{Format, GroupSize};
 pub use ids::ExpertKey;
 pub use panel::{PanelError, PanelShape, PanelView};
-pub use segment::ReadSegment;
+pub use segment::{DIRECT_ALIGN, ReadSegment};
 pub use view::{MatrixView, ViewError};

@@ -2,6 +2,10 @@
 
 use std::ops::Range;
 
+/// What reads past the page cache ask of offset, length and address on every common disk: a multiple
+/// of this many bytes (streaming spec section 5).
+pub const DIRECT_ALIGN: usize = 4096;
+
 /// One positioned read: `len` bytes of shard `shard` from `offset`, to be
 /// placed at `dst` in a destination buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,21 +1,56 @@
 //! A loaded model: weights, expert store, threads, and the plan they keep to.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use forebay_core::{ByteSize, Format};
-use forebay_io::{Arena, ArenaError, MemoryInfo, Reader, ReaderConfig, StartError, Transform, open_files};
+use forebay_io::{
+    Access, Arena, ArenaError, Backend, MemoryInfo, MirrorError, Reader, ReaderConfig, Roots, Shard,
+    StartError, Transform, open_files,
+};
 use forebay_kernels::{Isa, IsaUnavailable, Kernels, Team};
 use forebay_model::{
-    Arith, Capability, Context, ExpertTable, KvCache, KvDtype, Model, ModelSpec, Phase, Snapshot,
-    SnapshotError, SnapshotOptions, WeightError, Work,
+    Arith, Capability, Context, EmbeddingPlace, ExpertTable, KvCache, KvDtype, Model, ModelSpec, Phase,
+    Snapshot, SnapshotError, SnapshotOptions, WeightError, Work,
 };
-use forebay_tiers::{ConfigError, Counters, ExpertStore, LayerExperts, StoreConfig};
+use forebay_tiers::{
+    ConfigError, Counters, ExpertStore, GovernorPlan, LayerExperts, LookAhead, Policy, StoreConfig,
+};
 
-use crate::plan::{self, Plan, PlanError, PlanRequest};
+use crate::plan::{self, Plan, PlanError, PlanRequest, Rates};
 
-/// Reading threads, which is also how many reads are in flight.
-const IO_WORKERS: usize = 8;
+/// How experts are read. The default suits most disks; `forebay bench io` measures yours. Changes no bit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IoOptions {
+    /// Who reads; `None` takes worker threads.
+    pub backend: Option<Backend>,
+    /// Through the page cache or past it; `None` goes past it unless every expert has a slot, when
+    /// nothing is read twice and the page cache helps the next start.
+    pub access: Option<Access>,
+    /// Experts that are read at a time; `None` takes 8.
+    pub depth: Option<usize>,
+    /// Bytes per second that are not exceeded, to try what a slower disk would do.
+    pub throttle: Option<u64>,
+}
+
+impl IoOptions {
+    fn reader(&self, scratch_per_worker: usize) -> ReaderConfig {
+        let usual = ReaderConfig::default();
+        ReaderConfig {
+            workers: self.depth.unwrap_or(usual.workers),
+            scratch_per_worker,
+            backend: self.backend.unwrap_or(usual.backend),
+            throttle: self.throttle,
+            ..usual
+        }
+    }
+
+    /// Workers that may hold a raw buffer at the same time.
+    fn workers(&self) -> usize {
+        let config = self.reader(0);
+        config.workers + config.ahead
+    }
+}
 
 /// How a model is run. The default is the tuned setting.
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,6 +63,14 @@ pub struct EngineOptions {
     pub context: Option<usize>,
     /// Rows per prefill pass; `None` takes as many as fit.
     pub chunk: Option<usize>,
+    /// Rows of a pass that go through everything but experts at once; `None` takes what is fast.
+    pub block: Option<usize>,
+    /// Which experts stay in memory.
+    pub policy: Policy,
+    /// Whether experts are read before it is certain that they are wanted.
+    pub look_ahead: LookAhead,
+    /// How experts are read.
+    pub io: IoOptions,
     /// Precision of the KV cache.
     pub kv_dtype: KvDtype,
     /// Arithmetic of integer weights.
@@ -40,6 +83,10 @@ pub struct EngineOptions {
     pub low_rank_norm_eps: Option<f32>,
     /// Leave sparse attention off.
     pub dense_attention: bool,
+    /// Where the embeddings are; `None` takes what is better here. Never changes a bit.
+    pub embedding: Option<EmbeddingPlace>,
+    /// What was measured of this machine; it changes what is expected, never what is done.
+    pub rates: Rates,
     /// Run the key selection even where it keeps everything; changes no result.
     pub force_selection: bool,
 }
@@ -63,9 +110,15 @@ impl EngineOptions {
             memory: self.memory,
             context: self.context,
             chunk: self.chunk,
+            block: self.block,
+            arith: self.arith,
             kv_dtype: self.kv_dtype,
             threads: self.threads(),
-            io_workers: IO_WORKERS,
+            io_workers: self.io.workers(),
+            staging: None,
+            embedding: self.embedding,
+            mtp: false,
+            rates: self.rates,
         }
     }
 }
@@ -83,6 +136,9 @@ pub enum OpenError {
     /// A shard could not be opened.
     #[error(transparent)]
     Files(#[from] forebay_io::OpenError),
+    /// A folder with copies of the files is not usable.
+    #[error(transparent)]
+    Mirror(#[from] MirrorError),
     /// A resident tensor could not be loaded.
     #[error(transparent)]
     Weights(#[from] WeightError),
@@ -118,17 +174,36 @@ pub enum OpenError {
 pub struct Inspection {
     /// The checked folder.
     pub snapshot: Snapshot,
-    /// How it would run here, or why it would not.
+    /// How it would run, or why it would not.
     pub plan: Result<Plan, PlanError>,
-    /// Memory of this machine.
+    /// Memory of the machine: this one, or the one assumed.
     pub memory: MemoryInfo,
 }
 
-/// Checks a folder and plans a run, reading headers only.
+/// What to plan for instead of a run here and now.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WhatIf {
+    /// A machine with this much memory on which nothing else runs.
+    pub machine: Option<ByteSize>,
+    /// A run that drafts with the MTP layer, which the engine does not do yet.
+    pub mtp: bool,
+}
+
+/// Checks a folder and plans a run here, reading headers only.
 pub fn inspect(dir: &Path, options: &EngineOptions) -> Result<Inspection, SnapshotError> {
+    inspect_for(dir, options, WhatIf::default())
+}
+
+/// Checks a folder and plans another run than one here and now, reading headers only.
+pub fn inspect_for(
+    dir: &Path,
+    options: &EngineOptions,
+    what_if: WhatIf,
+) -> Result<Inspection, SnapshotError> {
     let snapshot = Snapshot::open(dir, options.snapshot_options())?;
-    let memory = MemoryInfo::read();
-    let plan = plan::plan(&snapshot, &options.plan_request(), &memory);
+    let memory = what_if.machine.map_or_else(MemoryInfo::read, |ByteSize(total)| MemoryInfo::assumed(total));
+    let request = PlanRequest { mtp: what_if.mtp, ..options.plan_request() };
+    let plan = plan::plan(&snapshot, &request, &memory);
     Ok(Inspection { snapshot, plan, memory })
 }
 
@@ -156,20 +231,60 @@ impl Engine {
         options: EngineOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, OpenError> {
+        Self::open_mirrored(dir, &[], options, progress)
+    }
+
+    /// The same, reading experts also from folders that hold copies of the model's files, or of
+    /// some of them: each from where it is expected first. Changes no bit.
+    pub fn open_mirrored(
+        dir: &Path,
+        mirrors: &[PathBuf],
+        options: EngineOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, OpenError> {
+        let mut notes = Vec::new();
+        let engine = Self::open_over(dir, options, progress, &mut |shards, access| {
+            let mut roots = Roots::from(shards);
+            for dir in mirrors {
+                notes.extend(roots.add_dir(dir, access)?);
+            }
+            Ok(roots)
+        })?;
+        Ok(engine.with_notes(notes))
+    }
+
+    /// The same, reading experts from what `files` makes of the model's own files: copies beside
+    /// them, or something that stands before them.
+    pub fn open_over(
+        dir: &Path,
+        options: EngineOptions,
+        progress: &mut dyn FnMut(u64, u64),
+        files: &mut dyn FnMut(Vec<Shard>, Access) -> Result<Roots, MirrorError>,
+    ) -> Result<Self, OpenError> {
         let kernels = options.isa.map_or(Ok(Kernels::detect()), Kernels::with_isa)?;
         let snapshot = Snapshot::open(dir, options.snapshot_options())?;
-        let plan = plan::plan(&snapshot, &options.plan_request(), &MemoryInfo::read())?;
+        let memory = MemoryInfo::read();
+        let plan = plan::plan(&snapshot, &options.plan_request(), &memory)?;
         reserve(plan.kv.saturating_add(plan.work))?;
         let paths: Vec<_> = snapshot.catalog.shards().iter().map(|shard| &shard.path).collect();
-        let shards = open_files(&paths)?;
-        let total = snapshot.resident.iter().map(|t| t.layout.total_bytes()).sum();
-        let model = Model::load(&snapshot, &shards, &mut |done| progress(done, total))?;
+        let everything_stays = plan.slots.bytes == plan.demand.all_bytes().map_err(PlanError::from)?;
+        let access = options.io.access.unwrap_or(match everything_stays || options.io.throttle.is_some() {
+            true => Access::Buffered,
+            false => Access::Direct,
+        });
+        let opened = open_files(&paths, access)?;
+        let mut notes = opened.notes;
+        let embedding = plan.embedding_place;
+        let total = Model::bytes_to_read(&snapshot, embedding);
+        let model = Model::load(&snapshot, &opened.shards, embedding, &mut |done| progress(done, total))?;
         let threads = options.threads();
         let team = Team::new(threads).map_err(|cause| OpenError::Threads { threads, cause })?;
-        let scratch_per_worker = plan::scratch_per_worker(&snapshot);
-        let reader = Reader::new(shards, ReaderConfig { workers: IO_WORKERS, scratch_per_worker })?;
+        let roots = files(opened.shards, access)?;
+        let reader = Reader::with_roots(roots, options.io.reader(plan::scratch_per_worker(&snapshot)))?;
+        notes.extend_from_slice(reader.notes());
         let arena = Arena::new(&plan.slots.slabs)?;
-        let store = ExpertStore::new(store_config(&snapshot.experts, &plan), &arena, reader)?;
+        let store =
+            ExpertStore::new(store_config(&snapshot.experts, &plan, &memory, &options), &arena, reader)?;
         Ok(Self {
             model,
             table: snapshot.experts,
@@ -181,13 +296,28 @@ impl Engine {
             sparse_attention: snapshot.sparse_attention,
             mtp: snapshot.mtp,
             stop_ids: snapshot.stop_ids,
-            notes: snapshot.notes,
+            notes: snapshot.notes.into_iter().chain(notes).collect(),
         })
+    }
+
+    fn with_notes(mut self, notes: Vec<String>) -> Self {
+        self.notes.extend(notes);
+        self
     }
 
     /// What the model is.
     pub fn spec(&self) -> &ModelSpec {
         &self.model.spec
+    }
+
+    /// Names and sizes of the model's files: with its config, what tells it from other models.
+    pub fn fingerprint(&self) -> Vec<u8> {
+        let shards = self.store.reader().shards();
+        let one = |shard: &Shard| {
+            let name = shard.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            format!("{name}\0{}\0", shard.file.size().unwrap_or(0))
+        };
+        shards.iter().map(one).collect::<String>().into_bytes()
     }
 
     /// The weights that one token goes through, by phase (indexed as [`Phase::ALL`]).
@@ -250,6 +380,11 @@ impl Engine {
         self.store.counters()
     }
 
+    /// The expert store, for measurements.
+    pub fn store(&mut self) -> &mut ExpertStore {
+        &mut self.store
+    }
+
     /// Forgets every expert in memory, as if the model had just been opened.
     pub fn drop_experts(&mut self) {
         self.store.reset_residency();
@@ -282,7 +417,12 @@ fn reserve(bytes: u64) -> Result<(), OpenError> {
     Vec::<u8>::new().try_reserve_exact(len).map_err(|_| refused)
 }
 
-fn store_config(table: &ExpertTable, plan: &Plan) -> StoreConfig {
+fn store_config(
+    table: &ExpertTable,
+    plan: &Plan,
+    memory: &MemoryInfo,
+    options: &EngineOptions,
+) -> StoreConfig {
     let demands = plan.demand.layers.iter().zip(&plan.slots.quotas);
     let layers: BTreeMap<u32, LayerExperts> = table
         .iter()
@@ -299,5 +439,13 @@ fn store_config(table: &ExpertTable, plan: &Plan) -> StoreConfig {
             (layer as u32, entry)
         })
         .collect();
-    StoreConfig { layers, staging: plan.demand.classes.iter().map(|class| class.staging).collect() }
+    let staging = plan.demand.classes.iter().map(|class| class.staging).collect();
+    let governed: (GovernorPlan, fn() -> MemoryInfo) = (plan.governed(memory), MemoryInfo::read);
+    StoreConfig {
+        layers,
+        staging,
+        policy: options.policy,
+        look_ahead: options.look_ahead,
+        governed: Some(governed),
+    }
 }

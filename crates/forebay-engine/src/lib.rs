@@ -1,19 +1,24 @@
 //! Turns token ids into token ids: planning, sessions, sampling, decode loop.
 //!
-//! - [`plan`]: what will fit, decided before anything is allocated.
+//! - [`mod@plan`]: what will fit, decided before anything is allocated.
 //! - [`engine`]: a loaded model with its expert store and threads.
 //! - [`session`]: one sequence: prefill, decode, continue, score.
 //! - [`sample`], [`rng`]: from logits to a token.
+//! - [`routes`]: recording which experts were used.
 //!
 //! Text, templates and command lines live elsewhere; this crate sees ids only.
 
 pub mod engine;
 pub mod plan;
 pub mod rng;
+pub mod routes;
 pub mod sample;
 pub mod session;
 
-pub use engine::{Engine, EngineOptions, Inspection, OpenError, inspect};
-pub use plan::{BudgetFrom, Plan, PlanError};
+pub use engine::{Engine, EngineOptions, Inspection, IoOptions, OpenError, WhatIf, inspect, inspect_for};
+pub use plan::{
+    Bound, BudgetFrom, Consumer, Expectation, ModelFacts, Outlook, Plan, PlanError, PlanRequest, Rates, plan,
+};
+pub use routes::RouteRecorder;
 pub use sample::{SampleError, Sampler, Sampling};
-pub use session::{Event, Finish, GenerateError, Outcome, Request, Session, Stats, TokenScore};
+pub use session::{Event, Finish, GenerateError, Outcome, PassStats, Request, Session, Stats, TokenScore};

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use forebay_core::CancelToken;
-use forebay_model::forward::LOGIT_ROWS;
-use forebay_model::{ForwardError, KvCache, Profile, Trace, Workspace, forward, logits};
+use forebay_model::workspace::LOGIT_ROWS;
+use forebay_model::{ForwardError, KvCache, Profile, Trace, Watch, Workspace, forward, logits};
 use forebay_tiers::Counters;
 
 use crate::engine::Engine;
@@ -26,15 +26,29 @@ pub struct Request<'a> {
 /// What happens while generating.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event {
-    /// So many prompt tokens of so many are in the cache.
+    /// So many prompt tokens of so many have been run; those of a pass that is under way count by
+    /// the layers they are through.
     Prefill {
         /// Tokens done.
         done: usize,
         /// Tokens in all.
         total: usize,
     },
+    /// A pass is over.
+    Pass(PassStats),
     /// The next token of the answer.
     Token(u32),
+}
+
+/// What one pass cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PassStats {
+    /// Tokens that were run.
+    pub rows: usize,
+    /// Wall time.
+    pub time: Duration,
+    /// Expert streaming.
+    pub experts: Counters,
 }
 
 /// Why generation ended without an error.
@@ -76,6 +90,8 @@ pub struct Stats {
     pub decode_passes: usize,
     /// Expert streaming.
     pub experts: Counters,
+    /// The part of it after the prompt.
+    pub decode_experts: Counters,
     /// Logits that were not finite numbers and were left out of sampling.
     pub non_finite_logits: u64,
 }
@@ -123,7 +139,7 @@ impl Session {
             tokens: Vec::new(),
             pending: None,
             logits: Vec::new(),
-            workspace: Workspace::default(),
+            workspace: Workspace::new(engine.plan().block),
         }
     }
 
@@ -217,6 +233,7 @@ impl Session {
         let prompt: Vec<u32> = self.pending.into_iter().chain(request.prompt.iter().copied()).collect();
         let before = self.tokens.len();
         let finish = self.prefill(engine, &prompt, cancel, trace, on_event)?;
+        let prefilled = engine.counters();
         stats.prefill = started.elapsed();
         stats.prompt_tokens = self.tokens.len() - before;
         if let Finish::Cancelled = finish {
@@ -238,9 +255,11 @@ impl Session {
                 return Ok(Finish::Context);
             }
             stats.decode_passes += 1;
-            if let Finish::Cancelled = self.extend(engine, &[next], cancel, trace)? {
+            let Some(pass) = self.extend(engine, &[next], cancel, trace, &mut |_| ())? else {
                 return Ok(Finish::Cancelled);
-            }
+            };
+            stats.decode_experts = engine.counters().since(&prefilled);
+            on_event(Event::Pass(pass));
         }
         Ok(Finish::Length)
     }
@@ -261,30 +280,40 @@ impl Session {
         let chunk = engine.plan().chunk;
         let mut done = 0;
         for tokens in prompt.chunks(chunk) {
-            if let Finish::Cancelled = self.extend(engine, tokens, cancel, trace)? {
+            let layers = engine.spec().layers.len();
+            let mut layers_done = |layer: usize| {
+                // A long pass takes minutes: what its layers have done counts as tokens.
+                let tokens = tokens.len() * layer / layers;
+                on_event(Event::Prefill { done: done + tokens, total: prompt.len() });
+            };
+            let Some(pass) = self.extend(engine, tokens, cancel, trace, &mut layers_done)? else {
                 // Part of a prompt is nothing to go on from.
                 self.logits.clear();
                 return Ok(Finish::Cancelled);
-            }
+            };
+            on_event(Event::Pass(pass));
             done += tokens.len();
-            on_event(Event::Prefill { done, total: prompt.len() });
         }
         Ok(Finish::Length)
     }
 
     /// One pass over `tokens`; afterwards they are in the cache and the last row's logits are known.
+    /// `None` if it was cancelled.
     fn extend(
         &mut self,
         engine: &mut Engine,
         tokens: &[u32],
         cancel: &CancelToken,
         trace: &mut Option<&mut (dyn Trace + '_)>,
-    ) -> Result<Finish, GenerateError> {
+        layers_done: &mut dyn FnMut(usize),
+    ) -> Result<Option<PassStats>, GenerateError> {
+        let (before, started) = (engine.counters(), Instant::now());
         let (ctx, store) = engine.split();
         let trace = trace.as_mut().map(|t| &mut **t as &mut dyn Trace);
-        match forward(ctx, store, &mut self.kv, tokens, &mut self.workspace, cancel, trace) {
+        let mut watch = Watch { cancel, trace, layers_done };
+        match forward(ctx, store, &mut self.kv, tokens, &mut self.workspace, &mut watch) {
             Ok(()) => {}
-            Err(ForwardError::Cancelled) => return Ok(Finish::Cancelled),
+            Err(ForwardError::Cancelled) => return Ok(None),
             Err(other) => return Err(other.into()),
         }
         self.pending = None;
@@ -292,7 +321,8 @@ impl Session {
         let last = tokens.len() - 1..tokens.len();
         self.logits.clear();
         self.logits.extend_from_slice(logits(ctx, &mut self.workspace, last));
-        Ok(Finish::Length)
+        let experts = engine.counters().since(&before);
+        Ok(Some(PassStats { rows: tokens.len(), time: started.elapsed(), experts }))
     }
 
     /// An error unless all of `tokens` exist and fit: nothing of a prompt that does not is run.
@@ -318,7 +348,7 @@ impl Session {
     ) -> Result<(), GenerateError> {
         if let Some(pending) = self.pending {
             self.check(engine, &[pending])?;
-            if let Finish::Cancelled = self.extend(engine, &[pending], cancel, &mut None)? {
+            if self.extend(engine, &[pending], cancel, &mut None, &mut |_| ())?.is_none() {
                 return Err(ForwardError::Cancelled.into());
             }
         }
@@ -327,7 +357,8 @@ impl Session {
         let mut at = 0;
         for tokens in tokens.chunks(chunk) {
             let (ctx, store) = engine.split();
-            forward(ctx, store, &mut self.kv, tokens, &mut self.workspace, cancel, None)?;
+            let mut watch = Watch { cancel, trace: None, layers_done: &mut |_| () };
+            forward(ctx, store, &mut self.kv, tokens, &mut self.workspace, &mut watch)?;
             self.tokens.extend_from_slice(tokens);
             for first in (0..tokens.len()).step_by(LOGIT_ROWS) {
                 let rows = first..tokens.len().min(first + LOGIT_ROWS);

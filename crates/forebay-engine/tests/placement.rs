@@ -9,6 +9,7 @@ use forebay_engine::{Engine, EngineOptions, Session, inspect};
 use forebay_kernels::Isa;
 use forebay_model::{Arith, KvDtype};
 use forebay_testkit::toy;
+use forebay_tiers::{LookAhead, Policy};
 
 /// Tokens of the job that come as a prompt; the rest come one by one.
 const PROMPT: usize = 150;
@@ -19,7 +20,10 @@ struct Way {
     budget: Budget,
     threads: usize,
     chunk: usize,
+    block: usize,
     isa: Isa,
+    look_ahead: LookAhead,
+    policy: Policy,
     warm: bool,
 }
 
@@ -53,7 +57,10 @@ fn run(dir: &Path, tokens: &[u32], base: EngineOptions, way: Way) -> u64 {
     let mut options = EngineOptions {
         threads: Some(way.threads),
         chunk: Some(way.chunk),
+        block: Some(way.block),
         isa: Some(way.isa),
+        look_ahead: way.look_ahead,
+        policy: way.policy,
         context: Some(tokens.len()),
         ..base
     };
@@ -76,10 +83,14 @@ fn run(dir: &Path, tokens: &[u32], base: EngineOptions, way: Way) -> u64 {
         session.run_tokens(&mut engine, &[*token], &CancelToken::new(), &mut eat).unwrap();
     }
     let counters = engine.counters();
-    assert_eq!(counters.misses, counters.loads, "every miss is read, once");
+    let loads = counters.misses + counters.ahead_wasted;
+    assert_eq!(loads, counters.loads, "every miss is read, once: {counters:?}");
+    if let LookAhead::Off = way.look_ahead {
+        assert_eq!(counters.ahead_asked, 0);
+    }
     if let Budget::Everything = way.budget {
         let experts: usize = engine.plan().demand.layers.iter().map(|layer| layer.experts).sum();
-        assert!(counters.loads <= experts as u64, "with room for all, nothing is read twice: {counters:?}");
+        assert!(counters.misses <= experts as u64, "with room for all, nothing is read twice: {counters:?}");
     }
     digest
 }
@@ -100,7 +111,11 @@ fn every_way(chunks: &[usize]) -> Vec<Way> {
             for &chunk in chunks {
                 for isa in Isa::available() {
                     for warm in [false, true] {
-                        ways.push(Way { budget, threads, chunk, isa, warm });
+                        // Every value of these meets every value of the others, if not all at once.
+                        let block = [256, 3, 50][ways.len() % 3];
+                        let look_ahead = [LookAhead::On, LookAhead::Off][ways.len() / 2 % 2];
+                        let policy = [Policy::Blend, Policy::Lru][ways.len() / 4 % 2];
+                        ways.push(Way { budget, threads, chunk, block, isa, look_ahead, policy, warm });
                     }
                 }
             }
@@ -152,10 +167,23 @@ fn the_bundled_model_gives_the_same_bits() {
         serde_json::from_slice(&std::fs::read(dir.join("eval/heldout.json")).unwrap()).unwrap();
     let window: Vec<u32> = serde_json::from_value(heldout["segments"][0]["windows"][3].clone()).unwrap();
     let best = Isa::available().last().unwrap();
-    let usual = Way { budget: Budget::Half, threads: 2, chunk: 64, isa: best, warm: false };
+    let usual = Way {
+        budget: Budget::Half,
+        threads: 2,
+        chunk: 64,
+        block: 256,
+        isa: best,
+        look_ahead: LookAhead::Auto,
+        policy: Policy::default(),
+        warm: false,
+    };
     let mut ways = vec![usual];
     ways.extend(BUDGETS.map(|budget| Way { budget, ..usual }));
     ways.extend([1, 7, 200].map(|chunk| Way { chunk, ..usual }));
+    ways.extend([1, 33].map(|block| Way { chunk: 200, block, ..usual }));
+    let aged = Policy::Aged { half_life: 30 };
+    ways.extend([Policy::Lru, aged].map(|policy| Way { policy, ..usual }));
+    ways.extend([LookAhead::On, LookAhead::Off].map(|look_ahead| Way { look_ahead, ..usual }));
     ways.extend(Isa::available().map(|isa| Way { isa, ..usual }));
     ways.push(Way { threads: 1, warm: true, ..usual });
     ways.push(Way { threads: 1, chunk: 7, budget: Budget::OneSlot, warm: true, ..usual });

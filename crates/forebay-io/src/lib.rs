@@ -1,20 +1,30 @@
 //! How bytes get from disk into aligned memory.
 //!
 //! Start at [`read`] (one positioned read, done properly), then [`slab`] (the
-//! aligned buffers that experts live in) and [`reader`] (the worker pool that
-//! fills slabs while compute goes on). [`open`] turns paths into shards and
-//! [`memory`] says how much memory the machine and its container allow.
+//! aligned buffers that experts live in) and [`reader`] (what fills slabs while
+//! compute goes on). [`open`] turns paths into shards, [`window`] says which pages a
+//! direct read takes, [`roots`] spreads reads over several disks, [`probe`] measures
+//! them, and [`memory`] says how much memory the machine and its container allow.
 //!
 //! Nothing here knows what an expert is: see `forebay-tiers` for that.
 
 pub mod memory;
 pub mod open;
+pub mod probe;
 pub mod read;
 pub mod reader;
+pub mod roots;
 pub mod slab;
+mod system;
+mod transfer;
+pub mod window;
 
-pub use memory::MemoryInfo;
-pub use open::{OpenError, Shard, open_files};
+pub use memory::{MemoryInfo, Pressure, is_wsl};
+pub use open::{Access, OpenError, Opened, Shard, open_files};
+pub use probe::Rates;
 pub use read::{ReadAt, ReadError, read_exact_at};
-pub use reader::{Done, Job, JobStats, Reader, ReaderConfig, StartError, Transform};
+pub use reader::{
+    Backend, Done, Gauge, Job, JobStats, Priority, Reader, ReaderConfig, StartError, Transform,
+};
+pub use roots::{MirrorError, RootStats, Roots};
 pub use slab::{Arena, ArenaError, ArenaStats, PAGE, Slab, SlabClass, slot_bytes};

@@ -1,11 +1,17 @@
 //! Paths to open shards.
+//!
+//! Files are read, never mapped: a read of a mapped file that was cut short or that the disk cannot deliver ends the
+//! process with a signal, where it has to be an error of the request that needed it.
 
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+#[cfg(target_os = "linux")]
+use crate::read::Descriptors;
 use crate::read::ReadAt;
+use crate::system;
 
 /// One open file of a model; a segment's `shard` is an index into a list of these.
 #[derive(Clone)]
@@ -61,19 +67,71 @@ pub enum OpenError {
     },
 }
 
+/// How files are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Access {
+    /// Through the page cache, which keeps what it can.
+    #[default]
+    Buffered,
+    /// Through the page cache, which is told after each read of a [`Reader`](crate::Reader) that the bytes are
+    /// not needed again; what was there before is dropped too.
+    Uncached,
+    /// Past the page cache, straight into slabs. What cannot be read like that is read as
+    /// [`Uncached`](Self::Uncached).
+    Direct,
+}
+
+impl std::fmt::Display for Access {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Access::Buffered => "buffered",
+            Access::Uncached => "uncached",
+            Access::Direct => "direct",
+        })
+    }
+}
+
+/// Files that were opened.
+pub struct Opened {
+    /// In the order asked for.
+    pub shards: Vec<Shard>,
+    /// What is not as it was asked for, for the user.
+    pub notes: Vec<String>,
+}
+
 /// Opens every file for reading, in order. One that cannot be opened fails the
-/// whole call, with its name; nothing is left open then.
-pub fn open_files<P: AsRef<Path>>(paths: &[P]) -> Result<Vec<Shard>, OpenError> {
+/// whole call, with its name; nothing is left open then. A file system that refuses
+/// direct access is no error: its files are read through the page cache, and a note says so.
+pub fn open_files<P: AsRef<Path>>(paths: &[P], access: Access) -> Result<Opened, OpenError> {
     let mut shards = Vec::with_capacity(paths.len());
+    let mut refused: Vec<(PathBuf, io::Error)> = Vec::new();
     for path in paths {
         let path = path.as_ref().to_owned();
-        match open_regular(&path) {
-            Ok(Some(file)) => shards.push(Shard { path, file: Arc::new(file) }),
+        let plain = match open_regular(&path) {
+            Ok(Some(file)) => file,
             Ok(None) => return Err(OpenError::NotAFile { path }),
             Err(cause) => return Err(describe(path, cause, shards.len(), paths.len())),
-        }
+        };
+        let direct = match (access == Access::Direct).then(|| system::open_direct(&path)) {
+            Some(Ok(file)) => Some(file),
+            Some(Err(cause)) => {
+                refused.push((path.clone(), cause));
+                None
+            }
+            None => None,
+        };
+        let file = ShardFile { plain, direct, drop_pages: access != Access::Buffered };
+        shards.push(Shard { path, file: Arc::new(file) });
     }
-    Ok(shards)
+    let notes = refused.first().map(|(path, cause)| {
+        format!(
+            "{} of {} files cannot be read past the page cache and are read through it ({}: {cause})",
+            refused.len(),
+            paths.len(),
+            path.display(),
+        )
+    });
+    Ok(Opened { shards, notes: notes.into_iter().collect() })
 }
 
 /// `None` for what exists but is no regular file. Asked before opening, because
@@ -83,6 +141,49 @@ fn open_regular(path: &Path) -> io::Result<Option<File>> {
         return Ok(None);
     }
     File::open(path).map(Some)
+}
+
+/// A file of the system, opened once or twice.
+struct ShardFile {
+    plain: File,
+    /// Reads past the page cache.
+    direct: Option<File>,
+    /// What was read through the page cache need not stay there.
+    drop_pages: bool,
+}
+
+impl ReadAt for ShardFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.plain.read_at(buf, offset)
+    }
+
+    fn size(&self) -> io::Result<u64> {
+        self.plain.size()
+    }
+
+    fn is_direct(&self) -> bool {
+        self.direct.is_some()
+    }
+
+    fn read_direct_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        match &self.direct {
+            Some(file) => file.read_at(buf, offset),
+            None => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    fn forget(&self, offset: u64, len: usize) {
+        if self.drop_pages {
+            system::forget(&self.plain, offset, len);
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn descriptors(&self) -> Option<Descriptors> {
+        use std::os::fd::AsRawFd;
+        let direct = self.direct.as_ref().map(|file| file.as_raw_fd());
+        Some(Descriptors { buffered: self.plain.as_raw_fd(), direct })
+    }
 }
 
 fn describe(path: PathBuf, cause: io::Error, opened: usize, wanted: usize) -> OpenError {
@@ -107,14 +208,14 @@ mod tests {
         std::fs::write(&good, b"abc").unwrap();
         let gone = dir.path().join("b");
 
-        let shards = open_files(&[&good, &good]).unwrap();
+        let shards = open_files(&[&good, &good], Access::Buffered).unwrap().shards;
         assert_eq!(shards.len(), 2);
         assert_eq!(shards[1].path, good);
         assert_eq!(shards[1].file.size().unwrap(), 3);
 
-        let error = open_files(&[&good, &gone]).err().unwrap();
+        let error = open_files(&[&good, &gone], Access::Direct).err().unwrap();
         assert!(matches!(&error, OpenError::NotFound { path } if *path == gone), "{error}");
-        let error = open_files(&[dir.path()]).err().unwrap();
+        let error = open_files(&[dir.path()], Access::Uncached).err().unwrap();
         assert!(matches!(&error, OpenError::NotAFile { .. }), "{error}");
     }
 

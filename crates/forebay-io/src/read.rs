@@ -6,6 +6,10 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use forebay_core::ReadSegment;
+
+use crate::transfer::{Ask, Tally, Transfer};
+
 /// Something that can be read at any offset by several threads at once.
 ///
 /// Implemented by [`File`] and by the fault twin in `forebay-testkit`.
@@ -16,6 +20,36 @@ pub trait ReadAt: Send + Sync {
 
     /// Bytes in the file.
     fn size(&self) -> io::Result<u64>;
+
+    /// Whether the file can be read past the page cache.
+    fn is_direct(&self) -> bool {
+        false
+    }
+
+    /// As [`read_at`](Self::read_at), past the page cache. The address and the length of `buf` and the offset
+    /// are multiples of [`DIRECT_ALIGN`](forebay_core::DIRECT_ALIGN).
+    fn read_direct_at(&self, _buf: &mut [u8], _offset: u64) -> io::Result<usize> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// The bytes were read through the page cache and need not stay there.
+    fn forget(&self, _offset: u64, _len: usize) {}
+
+    /// What a ring reads from; `None` if this is no file of the system.
+    #[cfg(target_os = "linux")]
+    fn descriptors(&self) -> Option<Descriptors> {
+        None
+    }
+}
+
+/// The descriptors of a file, open as long as the file is.
+#[cfg(target_os = "linux")]
+#[derive(Clone, Copy, Debug)]
+pub struct Descriptors {
+    /// Reads through the page cache.
+    pub buffered: std::os::fd::RawFd,
+    /// Reads past it.
+    pub direct: Option<std::os::fd::RawFd>,
 }
 
 impl ReadAt for File {
@@ -96,6 +130,16 @@ pub enum ReadError {
         /// The panic message.
         message: String,
     },
+    /// The job was given up while it was read.
+    #[error("{path}: reading was given up after {bytes} bytes")]
+    Aborted {
+        /// File that was being read.
+        path: PathBuf,
+        /// Bytes read from files before.
+        bytes: u64,
+        /// Reads issued for them.
+        reads: u64,
+    },
     /// A segment does not fit in the buffer it is meant for.
     #[error(
         "{path}: a read of {len} bytes at offset {offset} should land at byte {dst} of a buffer of {room}; \
@@ -145,41 +189,34 @@ pub enum ReadError {
 /// Short reads are continued and interrupted ones retried, as any read may be
 /// (streaming spec section 5, errors).
 pub fn read_exact_at(src: &dyn ReadAt, path: &Path, buf: &mut [u8], offset: u64) -> Result<(), ReadError> {
-    read_counted(src, path, buf, offset).map(|_calls| ())
+    let segment = ReadSegment { shard: 0, offset, len: buf.len(), dst: 0 };
+    let mut transfer = Transfer::new(segment, None, path)?;
+    while let Some(ask) = transfer.next(usize::MAX) {
+        step(&mut transfer, &ask, src, path, buf, &mut Tally::default())?;
+    }
+    Ok(())
 }
 
-/// [`read_exact_at`], returning how many reads were issued.
-pub(crate) fn read_counted(
+/// Does one read of a transfer.
+pub(crate) fn step(
+    transfer: &mut Transfer,
+    ask: &Ask,
     src: &dyn ReadAt,
     path: &Path,
     buf: &mut [u8],
-    offset: u64,
-) -> Result<u64, ReadError> {
-    let wanted = buf.len();
-    let mut got = 0;
-    let mut calls = 0;
-    let os_error = |got: usize, error: io::Error| ReadError::Os {
-        path: path.to_owned(),
-        offset,
-        wanted,
-        got,
-        kind: error.kind(),
-        os_code: error.raw_os_error(),
-        message: error.to_string(),
+    tally: &mut Tally,
+) -> Result<(), ReadError> {
+    let target = &mut buf[ask.dst..ask.dst + ask.len];
+    let result = match ask.direct {
+        true => src.read_direct_at(target, ask.offset),
+        false => src.read_at(target, ask.offset),
     };
-    while got < wanted {
-        let Some(at) = offset.checked_add(got as u64) else {
-            return Err(os_error(got, io::ErrorKind::InvalidInput.into()));
-        };
-        calls += 1;
-        match src.read_at(&mut buf[got..], at) {
-            Ok(0) => return Err(ReadError::EndOfFile { path: path.to_owned(), offset, wanted, got }),
-            Ok(n) => got += n,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(os_error(got, error)),
-        }
+    transfer.digest(ask, result, path, tally)?;
+    let pause = transfer.pause();
+    if !pause.is_zero() {
+        std::thread::sleep(pause);
     }
-    Ok(calls)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -220,7 +257,7 @@ mod tests {
         }
         let error = read_exact_at(&One, Path::new("one"), &mut [0; 4], u64::MAX - 1).unwrap_err();
         assert!(
-            matches!(error, ReadError::Os { got: 2, kind: io::ErrorKind::InvalidInput, .. }),
+            matches!(error, ReadError::Os { got: 0, kind: io::ErrorKind::InvalidInput, .. }),
             "{error:?}"
         );
     }

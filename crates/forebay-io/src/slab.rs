@@ -12,9 +12,11 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use forebay_core::DIRECT_ALIGN;
+
 /// Alignment of every slab, and the unit its size is rounded up to: what direct
 /// reads ask for on every common disk.
-pub const PAGE: usize = 4096;
+pub const PAGE: usize = DIRECT_ALIGN;
 
 /// The memory a slab of at least `bytes` really takes.
 pub const fn slot_bytes(bytes: usize) -> usize {
@@ -236,6 +238,17 @@ unsafe impl Send for Slab {}
 unsafe impl Sync for Slab {}
 
 impl Slab {
+    /// Gives its memory back to the system until it is written again. Its bytes then mean nothing
+    /// (on Linux they are zero).
+    pub fn discard(&mut self) {
+        #[cfg(target_os = "linux")]
+        // SAFETY: the range is this slab's slot, page-aligned, borrowed exclusively. It is private
+        // anonymous memory (of the allocator), which reads as zeros afterwards: still initialised.
+        unsafe {
+            libc::madvise(self.start.as_ptr().cast(), self.len, libc::MADV_DONTNEED);
+        }
+    }
+
     /// The class it belongs to.
     pub fn class(&self) -> usize {
         self.class
@@ -328,6 +341,22 @@ mod tests {
         let grown = resident().saturating_sub(before);
         assert!(grown < 256 << 20, "{grown} of {} bytes are resident", arena.stats().capacity_bytes);
         assert_eq!(slab[slab.len() - 1], 0);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_discarded_slab_takes_no_memory_and_can_be_used_again() {
+        let resident = || crate::MemoryInfo::read().process_rss.unwrap();
+        let arena = Arena::new(&[SlabClass { bytes: 256 << 20, count: 1 }]).unwrap();
+        let mut slab = arena.take(0).unwrap();
+        slab.fill(7);
+        let full = resident();
+        slab.discard();
+        let freed = full.saturating_sub(resident());
+        assert!(freed > 128 << 20, "only {freed} bytes went back");
+        assert!(slab.iter().all(|byte| *byte == 0));
+        slab.fill(9);
+        assert_eq!(slab[PAGE], 9);
     }
 
     #[test]

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use forebay_core::ReadSegment;
 use forebay_io::{
-    Arena, Done, Job, ReadError, Reader, ReaderConfig, Shard, Slab, SlabClass, Transform, read_exact_at,
+    Arena, Done, Job, Priority, ReadError, Reader, ReaderConfig, Shard, Slab, SlabClass, Transform,
+    read_exact_at,
 };
 use forebay_testkit::fault::{EIO, Faults, FaultyDisk};
 use proptest::prelude::*;
@@ -22,7 +23,7 @@ fn shard(name: &str, disk: FaultyDisk) -> Shard {
 }
 
 fn reader(shards: Vec<Shard>, workers: usize, scratch_per_worker: usize) -> Reader {
-    Reader::new(shards, ReaderConfig { workers, scratch_per_worker }).unwrap()
+    Reader::new(shards, ReaderConfig { workers, scratch_per_worker, ..ReaderConfig::default() }).unwrap()
 }
 
 fn arena(bytes: usize, count: usize) -> Arena {
@@ -47,7 +48,10 @@ fn gathers_segments_of_two_shards_and_counts_them() {
     ];
     let reader = reader(shards, 2, 0);
     let arena = arena(4096, 2);
-    reader.submit(plain(7, &[seg(1, 500, 100, 0), seg(0, 10, 50, 120)], arena.take(0).unwrap()));
+    reader.submit(
+        Priority::Demand,
+        plain(7, &[seg(1, 500, 100, 0), seg(0, 10, 50, 120)], arena.take(0).unwrap()),
+    );
     assert_eq!(reader.in_flight(), 1);
     let Done { tag, slab, result } = reader.recv().unwrap();
     let stats = result.unwrap();
@@ -63,7 +67,7 @@ fn gathers_segments_of_two_shards_and_counts_them() {
 fn a_shard_cut_by_one_byte_is_one_byte_short() {
     let disk = FaultyDisk::of_bytes(pattern(1000), Faults { truncate_to: Some(999), ..Faults::default() });
     let reader = reader(vec![shard("cut", disk)], 1, 0);
-    reader.submit(plain(0, &[seg(0, 600, 400, 0)], arena(4096, 1).take(0).unwrap()));
+    reader.submit(Priority::Demand, plain(0, &[seg(0, 600, 400, 0)], arena(4096, 1).take(0).unwrap()));
     let error = reader.recv().unwrap().result.unwrap_err();
     assert_eq!(error, ReadError::EndOfFile { path: "cut".into(), offset: 600, wanted: 400, got: 399 });
 }
@@ -91,7 +95,8 @@ fn jobs_that_make_no_sense_fail_alone() {
     let arena = arena(4096, 1);
     let run = |segment: ReadSegment, len: usize| {
         let slab = arena.take(0).expect("the last job gave its slab back");
-        reader.submit(Job { tag: 0, segments: [segment].into(), slab, len, transform: None });
+        reader
+            .submit(Priority::Demand, Job { tag: 0, segments: [segment].into(), slab, len, transform: None });
         reader.recv().unwrap().result
     };
     assert!(matches!(run(seg(3, 0, 10, 0), 10), Err(ReadError::UnknownShard { shard: 3, shards: 1 })));
@@ -133,7 +138,10 @@ fn transforms_fill_the_slab_fail_or_panic_without_losing_the_job() {
     let run = |offset: u64, transform: Arc<dyn Transform>| {
         let slab = arena.take(0).unwrap();
         let segments = [seg(0, offset + 4, 4, 4), seg(0, offset, 4, 0)].into();
-        reader.submit(Job { tag: offset, segments, slab, len: 16, transform: Some(transform) });
+        reader.submit(
+            Priority::Demand,
+            Job { tag: offset, segments, slab, len: 16, transform: Some(transform) },
+        );
         reader.recv().unwrap()
     };
     assert_eq!(reader.scratch_bytes(), 0);
@@ -177,11 +185,11 @@ fn withdrawn_and_dropped_jobs_give_their_slabs_back() {
     let arena = arena(4096, 20);
     let submit_all = || {
         for tag in 0..20 {
-            reader.submit(plain(tag, &[seg(0, tag * 10, 10, 0)], arena.take(0).unwrap()));
+            reader.submit(Priority::Demand, plain(tag, &[seg(0, tag * 10, 10, 0)], arena.take(0).unwrap()));
         }
     };
     submit_all();
-    let mut tags: Vec<u64> = reader.withdraw().into_iter().map(|job| job.tag).collect();
+    let mut tags: Vec<u64> = reader.withdraw(Priority::Demand).into_iter().map(|job| job.tag).collect();
     while let Some(done) = reader.recv() {
         tags.push(done.tag);
     }
@@ -212,7 +220,7 @@ proptest! {
         let reader = reader(vec![shard("a", FaultyDisk::of_bytes(bytes.clone(), faults))], workers, 0);
         let arena = arena(4096, spans.len());
         for (tag, &(offset, len)) in spans.iter().enumerate() {
-            reader.submit(plain(tag as u64, &[seg(0, offset, len, 0)], arena.take(0).unwrap()));
+            reader.submit(Priority::Demand, plain(tag as u64, &[seg(0, offset, len, 0)], arena.take(0).unwrap()));
         }
         let mut seen = vec![false; spans.len()];
         while let Some(done) = reader.recv() {

@@ -1,5 +1,6 @@
 //! Quantised activations: int8 codes with one scale per group of 64 columns.
 
+use crate::portable::quantise::split;
 use crate::team::Chunks;
 use crate::{Kernels, Team};
 
@@ -66,6 +67,11 @@ impl Activations {
         }
     }
 
+    /// Bytes that `rows` rows of `cols` columns take.
+    pub fn planned_bytes(rows: usize, cols: usize) -> usize {
+        rows * cols.div_ceil(GROUP) * (2 * GROUP + size_of::<GroupTotals>())
+    }
+
     /// Columns of a row.
     pub fn cols(&self) -> usize {
         self.cols
@@ -95,27 +101,25 @@ impl Activations {
         });
     }
 
-    /// Replaces the contents by rows `rows` of `source`, in that order: the same
-    /// bits as quantising those rows again.
+    /// Replaces the contents by rows `rows` of `kept`, in that order: the same bits as
+    /// quantising those rows again.
     ///
     /// # Panics
     /// If the widths differ or a row is out of range.
-    pub fn gather(&mut self, team: &Team, source: &Activations, rows: &[usize]) {
-        assert_eq!(self.cols, source.cols, "gathered rows must have the same width");
-        if let Some(row) = rows.iter().find(|row| **row >= source.batch) {
-            panic!("row {row} of a batch of {}", source.batch);
+    pub fn gather(&mut self, team: &Team, kept: &KeptRows, rows: &[usize]) {
+        assert_eq!(self.cols, kept.cols, "gathered rows must have the same width");
+        if let Some(row) = rows.iter().find(|row| **row >= kept.rows()) {
+            panic!("row {row} of {} kept ones", kept.rows());
         }
         self.resize(rows.len());
         let groups = self.groups;
         self.for_each_tile(team, &|first, count, tile| {
-            let from: [Place; TILE_ROWS] =
-                std::array::from_fn(|i| source.place(rows[first + i.min(count - 1)]));
-            for g in 0..groups {
-                for (i, from) in from[..count].iter().enumerate() {
-                    let (to, from) = (g * count + i, from.start + g * from.stride);
-                    tile.codes[to] = source.codes[from];
-                    tile.split[to] = source.split[from];
-                    tile.totals[to] = source.totals[from];
+            for (i, row) in rows[first..first + count].iter().enumerate() {
+                for (g, from) in kept.groups[row * groups..(row + 1) * groups].iter().enumerate() {
+                    let to = g * count + i;
+                    tile.codes[to] = from.codes;
+                    split(&from.codes, &mut tile.split[to]);
+                    tile.totals[to] = from.totals;
                 }
             }
         });
@@ -186,6 +190,62 @@ impl Activations {
         self.codes.resize(batch * self.groups, [0; GROUP]);
         self.split.resize(batch * self.groups, [0; GROUP]);
         self.totals.resize(batch * self.groups, GroupTotals::default());
+    }
+}
+
+/// Quantised rows that are kept for later, row after row, in less memory than [`Activations`]
+/// takes and in no order that a kernel could read: what a long prompt's routed experts come back to.
+#[derive(Clone, Debug)]
+pub struct KeptRows {
+    cols: usize,
+    per_row: usize,
+    groups: Vec<KeptGroup>,
+}
+
+/// One group of one row.
+#[derive(Clone, Copy, Debug)]
+struct KeptGroup {
+    codes: [i8; GROUP],
+    totals: GroupTotals,
+}
+
+impl KeptRows {
+    /// No rows of `cols` columns.
+    pub fn new(cols: usize) -> Self {
+        Self { cols, per_row: cols.div_ceil(GROUP), groups: Vec::new() }
+    }
+
+    /// Bytes that `rows` rows of `cols` columns take.
+    pub fn planned_bytes(rows: usize, cols: usize) -> usize {
+        rows * cols.div_ceil(GROUP) * size_of::<KeptGroup>()
+    }
+
+    /// Columns of a row.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Rows kept.
+    pub fn rows(&self) -> usize {
+        self.groups.len() / self.per_row.max(1)
+    }
+
+    /// Forgets all rows, and makes room for `rows` of them.
+    pub fn clear(&mut self, rows: usize) {
+        self.groups.clear();
+        self.groups.reserve_exact(rows * self.per_row);
+    }
+
+    /// Keeps every row of `batch`, after those that are kept already.
+    ///
+    /// # Panics
+    /// If the widths differ.
+    pub fn keep(&mut self, batch: &Activations) {
+        assert_eq!(self.cols, batch.cols, "kept rows must have the same width");
+        for row in 0..batch.batch {
+            let entries = batch.entries(row);
+            self.groups.extend(entries.map(|i| KeptGroup { codes: batch.codes[i], totals: batch.totals[i] }));
+        }
     }
 }
 

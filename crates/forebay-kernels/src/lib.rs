@@ -34,7 +34,7 @@ mod arm;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub use activations::{Activations, GROUP};
+pub use activations::{Activations, GROUP, KeptRows};
 pub use attention::{
     AttendScratch, Attended, Attention, AttentionRows, HeadRows, KeyCache, KeyRows, TILE, attend, attend_rows,
 };

@@ -161,10 +161,19 @@ proptest! {
             matmul(k, &team, w.view(), Input::quantised(&q), &mut y);
             prop_assert!(same_bits(&y, &whole));
         }
-        // The batch the other way round.
+        // The batch kept in two parts, and the other way round.
+        let mut kept = KeptRows::new(cols);
+        kept.clear(batch);
+        let first = batch / 2 * cols;
+        let mut half = Activations::new(cols);
+        for half_of_x in [&x[..first], &x[first..]] {
+            half.quantise(k, &team, half_of_x);
+            kept.keep(&half);
+        }
+        prop_assert_eq!(kept.rows(), batch);
         let backwards: Vec<usize> = (0..batch).rev().collect();
         let mut turned = Activations::new(cols);
-        turned.gather(&team, &q, &backwards);
+        turned.gather(&team, &kept, &backwards);
         for (to, from) in backwards.into_iter().enumerate() {
             prop_assert_eq!(turned.codes(to), q.codes(from));
             prop_assert_eq!(turned.scales(to), q.scales(from));
@@ -172,7 +181,7 @@ proptest! {
         // One batch row alone, half of the weight rows.
         let b = (seed % batch as u64) as usize;
         let mut one = Activations::new(cols);
-        one.gather(&team, &q, &[b]);
+        one.gather(&team, &kept, &[b]);
         let row = &x[b * cols..(b + 1) * cols];
         let input = if int8 { Input::int8(row, &one) } else { Input::exact(row) };
         let mut part = vec![0f32; rows - rows / 2];

@@ -8,12 +8,15 @@ use forebay_core::{Format, MatrixView, ReadSegment};
 use forebay_io::Transform;
 use forebay_store::catalog::Catalog;
 use forebay_store::layout::{self, LayoutError, WeightLayout};
-use forebay_store::record::{ExpertRecord, Part, RecordError, SEGMENT_ALIGN};
+use forebay_store::record::{ExpertRecord, Part, RecordError};
 
 use crate::families::glm;
 use crate::families::roles::Role;
 use crate::spec::ModelSpec;
 use crate::weights::encode_into;
+
+/// Scales of a raw buffer start at a multiple of this many bytes.
+const SCALES_ALIGN: usize = 64;
 
 /// Why the experts of a snapshot cannot be streamed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -50,6 +53,8 @@ pub struct ExpertLayer {
     pub slab_len: usize,
     /// Quantises an expert as it arrives.
     pub transform: Option<Arc<QuantiseExpert>>,
+    /// Whether every matrix has an integer format once it is in its slab.
+    pub all_integer: bool,
     parts: Vec<[Part; 3]>,
 }
 
@@ -80,6 +85,8 @@ pub struct ExpertTable {
     layers: BTreeMap<usize, ExpertLayer>,
     /// Experts whose codes, and whose scales, come with one read each.
     pub coalesced: usize,
+    /// Experts of which a part cannot be read past the page cache; see [`ExpertRecord::displaced`].
+    pub displaced: usize,
     /// All experts.
     pub total: usize,
     /// Bytes of all experts in the files.
@@ -95,8 +102,18 @@ impl ExpertTable {
         catalog: &Catalog,
         quantise: Option<Format>,
     ) -> Result<Self, ExpertTableError> {
+        Self::of_layers(spec, catalog, spec.sparse_layers(), quantise)
+    }
+
+    /// Finds every expert of `layers`, which must be sparse; the one behind the last is the MTP layer.
+    pub(crate) fn of_layers(
+        spec: &ModelSpec,
+        catalog: &Catalog,
+        layers: impl IntoIterator<Item = usize>,
+        quantise: Option<Format>,
+    ) -> Result<Self, ExpertTableError> {
         let mut table = Self::default();
-        for layer in spec.sparse_layers() {
+        for layer in layers {
             let mut parts = Vec::with_capacity(spec.moe.experts);
             let mut segments: Vec<Arc<[ReadSegment]>> = Vec::with_capacity(spec.moe.experts);
             let mut layouts = Vec::with_capacity(spec.moe.experts);
@@ -105,6 +122,7 @@ impl ExpertTable {
                 let three = expert_layouts(spec, catalog, layer, expert)?;
                 let record = ExpertRecord::new(&three[0], &three[1], &three[2])?;
                 table.coalesced += usize::from(record.coalesced);
+                table.displaced += usize::from(record.displaced > 0);
                 table.total += 1;
                 table.file_bytes += record.read_bytes() as u64;
                 for layout in &three {
@@ -117,7 +135,10 @@ impl ExpertTable {
             }
             let wanted = quantise.filter(|_| layouts.iter().flatten().any(|l| !l.format.is_integer()));
             let entry = match wanted {
-                None => ExpertLayer { segments, slab_len, transform: None, parts },
+                None => {
+                    let all_integer = parts.iter().flatten().all(|part| part.format.is_integer());
+                    ExpertLayer { segments, slab_len, transform: None, all_integer, parts }
+                }
                 Some(format) => quantised_layer(layer, format, &layouts)?,
             };
             table.layers.insert(layer, entry);
@@ -181,10 +202,12 @@ fn quantised_layer(
     let quantised =
         lay_out(first.each_ref().map(|l| (Role::RoutedExpert.quantised(l.format, format), l.rows, l.cols)));
     let segments = layouts.iter().map(|three| raw_segments(three, &raw.0)).collect();
+    let all_integer = quantised.0.iter().all(|part| part.format.is_integer());
     let transform = QuantiseExpert { raw: raw.0.clone(), raw_len: raw.1, quantised: quantised.0 };
     Ok(ExpertLayer {
         segments,
         slab_len: quantised.1,
+        all_integer,
         transform: Some(Arc::new(transform)),
         parts: Vec::new(),
     })
@@ -202,7 +225,7 @@ fn lay_out(matrices: [(Format, usize, usize); 3]) -> ([Part; 3], usize) {
         part.codes = at..at + len;
         at += len;
     }
-    at = at.next_multiple_of(SEGMENT_ALIGN);
+    at = at.next_multiple_of(SCALES_ALIGN);
     for role in [2, 0, 1] {
         let part = &mut parts[role];
         let len = 4 * part.format.scale_count(part.rows, part.cols).unwrap_or(0);

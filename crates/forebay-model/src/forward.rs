@@ -7,21 +7,21 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_core::CancelToken;
-use forebay_kernels::{
-    Activations, Input, Kernels, MatmulJob, RouterError, Team, matmul_many, matmul_swiglu,
-};
+use forebay_kernels::{Input, Kernels, MatmulJob, RouterError, Team, matmul_many};
 use forebay_tiers::{ExpertError, ExpertStore};
 
 use crate::arith::Arith;
-use crate::attention::{self, AttentionScratch};
+use crate::attention;
 use crate::experts::ExpertTable;
 use crate::families::roles::Role;
 use crate::kv::KvCache;
-use crate::moe::{self, MoeScratch};
-use crate::profile::{Phase, Profile};
+use crate::mlp::{MlpScratch, mlp};
+use crate::moe;
+use crate::profile::Phase;
 use crate::spec::ModelSpec;
 use crate::trace::Trace;
-use crate::weights::{Ffn, Matrix, Mlp, Model};
+use crate::weights::{Ffn, Matrix, Mlp, Model, WeightError};
+use crate::workspace::{LOGIT_ROWS, Quantised, Workspace, resize};
 
 /// What a forward pass computes with. Nothing in here changes from pass to pass.
 #[derive(Clone, Copy)]
@@ -79,6 +79,9 @@ pub enum ForwardError {
         /// Why.
         cause: RouterError,
     },
+    /// The embedding of a token could not be read.
+    #[error(transparent)]
+    Embedding(#[from] WeightError),
     /// A routed expert could not be read.
     #[error(transparent)]
     Expert(#[from] ExpertError),
@@ -98,69 +101,8 @@ pub enum ForwardError {
     Cancelled,
 }
 
-/// Buffers of the forward pass, reused from pass to pass.
-#[derive(Default)]
-pub struct Workspace {
-    /// `[rows, hidden]`: the residual stream; after a pass, the hidden states before the final norm.
-    x: Vec<f32>,
-    normed: Vec<f32>,
-    /// `[rows, hidden]`: what attention or the feed-forward part adds.
-    update: Vec<f32>,
-    quantised: Quantised,
-    attention: AttentionScratch,
-    mlp: MlpScratch,
-    moe: MoeScratch,
-    logits: Vec<f32>,
-    /// Where the time went, over all passes since it was last reset.
-    pub profile: Profile,
-}
-
-impl Workspace {
-    /// The hidden state of row `row` of the last pass, before the final norm.
-    pub fn hidden(&self, spec: &ModelSpec, row: usize) -> &[f32] {
-        &self.x[row * spec.hidden..(row + 1) * spec.hidden]
-    }
-
-    /// Bytes of buffers that passes of up to `rows` rows, with `context` positions, can need.
-    pub fn planned_bytes(spec: &ModelSpec, rows: usize, context: usize, threads: usize) -> u64 {
-        let hidden = spec.hidden;
-        // x, normed, update, and the quantised copy of normed.
-        let stream = rows * (3 * hidden + quantised_values(hidden));
-        let attention = AttentionScratch::planned_values(spec, rows, context, threads);
-        let dense = MlpScratch::planned_values(rows, spec.dense_width.max(spec.moe.shared_width))
-            + rows * quantised_values(spec.moe.shared_width);
-        let moe = MoeScratch::planned_values(spec, rows);
-        let logits = LOGIT_ROWS * spec.vocab;
-        4 * (stream + attention + dense + moe + logits) as u64
-    }
-}
-
-/// At most this many rows of logits are asked for at once.
-pub const LOGIT_ROWS: usize = 8;
-
-/// Four-byte values that the quantised copy of a row of `width` takes: per group of 64 its codes,
-/// a scale and four corrections.
-pub(crate) fn quantised_values(width: usize) -> usize {
-    width.div_ceil(forebay_kernels::GROUP) * 21
-}
-
 /// Rows that a thread takes at once where a row is little work.
-const SOME_ROWS: usize = 8;
-
-/// One buffer of quantised activations per width.
-#[derive(Default)]
-pub(crate) struct Quantised(Vec<Activations>);
-
-impl Quantised {
-    /// The buffer for rows of `cols` values.
-    pub(crate) fn of_width(&mut self, cols: usize) -> &mut Activations {
-        let at = self.0.iter().position(|a| a.cols() == cols).unwrap_or_else(|| {
-            self.0.push(Activations::new(cols));
-            self.0.len() - 1
-        });
-        &mut self.0[at]
-    }
-}
+pub(crate) const SOME_ROWS: usize = 8;
 
 impl Context<'_> {
     /// Whether a matrix of this role is multiplied with int8 activations.
@@ -194,7 +136,7 @@ impl Context<'_> {
     }
 
     /// Rows as matrices of one role and width take them: quantised, if any of the matrices wants that.
-    fn input<'i, const N: usize>(
+    pub(crate) fn input<'i, const N: usize>(
         &self,
         role: Role,
         weights: [&Matrix; N],
@@ -231,7 +173,20 @@ impl Context<'_> {
     }
 }
 
+/// What may look on while a pass runs, and stop it.
+pub struct Watch<'w> {
+    /// Raised to stop.
+    pub cancel: &'w CancelToken,
+    /// Sees what was chosen.
+    pub trace: Option<&'w mut (dyn Trace + 'w)>,
+    /// Told how many layers are done after each one.
+    pub layers_done: &'w mut dyn FnMut(usize),
+}
+
 /// Runs `tokens` at the positions after `kv`'s length and appends them to the cache.
+///
+/// Layer after layer, all rows of the pass go through each: an expert is read once for all of
+/// them. Where rows need room, they go through in blocks.
 ///
 /// On success the cache is longer by the tokens, [`Workspace::hidden`] holds their hidden
 /// states and [`logits`] can be asked for. On any error the cache keeps its length.
@@ -241,75 +196,109 @@ pub fn forward(
     kv: &mut KvCache,
     tokens: &[u32],
     ws: &mut Workspace,
-    cancel: &CancelToken,
-    mut trace: Option<&mut (dyn Trace + '_)>,
+    watch: &mut Watch<'_>,
 ) -> Result<(), ForwardError> {
     let spec = &ctx.model.spec;
     let start = kv.len();
     check_tokens(spec, kv, tokens)?;
+    if let Some(trace) = watch.trace.as_deref_mut() {
+        trace.began(start, tokens.len());
+    }
     ws.profile.start();
     resize(&mut ws.x, tokens.len() * spec.hidden);
-    for (token, row) in tokens.iter().zip(ws.x.chunks_exact_mut(spec.hidden)) {
-        ctx.model.embedding.decode_row(*token as usize, row);
-    }
+    ctx.model.embedding.rows(tokens, &mut ws.x)?;
     ws.attention.begin(ctx.model, start, tokens.len());
-    for (l, layer) in ctx.model.layers.iter().enumerate() {
-        if cancel.is_cancelled() {
+    for l in 0..ctx.model.layers.len() {
+        run_layer(ctx, l, store, kv, ws, watch)?;
+        check_finite(ctx, &ws.x, l, start)?;
+        ws.profile.lap(Phase::Norms);
+        (watch.layers_done)(l + 1);
+    }
+    kv.advance(tokens.len());
+    Ok(())
+}
+
+/// One layer over all rows of the pass.
+fn run_layer(
+    ctx: Context<'_>,
+    l: usize,
+    store: &mut ExpertStore,
+    kv: &mut KvCache,
+    ws: &mut Workspace,
+    watch: &mut Watch<'_>,
+) -> Result<(), ForwardError> {
+    let spec = &ctx.model.spec;
+    let layer = &ctx.model.layers[l];
+    let (start, rows) = (kv.len(), ws.x.len() / spec.hidden);
+    let site = match &layer.ffn {
+        Ffn::Dense(_) => None,
+        Ffn::Sparse { router, bias, shared } => {
+            let shared = shared.as_ref();
+            Some(moe::Site { layer: l, start, router, bias, shared, cancel: watch.cancel })
+        }
+    };
+    if let Some(site) = &site {
+        moe::begin(ctx, site, rows, &mut ws.moe);
+    }
+    for first in (0..rows).step_by(ws.block_rows()) {
+        if watch.cancel.is_cancelled() {
             return Err(ForwardError::Cancelled);
         }
-        resize(&mut ws.normed, ws.x.len());
-        resize(&mut ws.update, ws.x.len());
-        ctx.rms_norms(&ws.x, &layer.input_norm, spec.norm_eps, &mut ws.normed);
+        let block = first..rows.min(first + ws.block_rows());
+        let x = &mut ws.x[block.start * spec.hidden..block.end * spec.hidden];
+        resize(&mut ws.normed, x.len());
+        resize(&mut ws.update, x.len());
+        ctx.rms_norms(x, &layer.input_norm, spec.norm_eps, &mut ws.normed);
         ws.profile.lap(Phase::Norms);
         attention::attention(
             ctx,
             l,
             kv,
-            start,
+            block,
             &ws.normed,
             &mut ws.quantised,
             &mut ws.attention,
             &mut ws.profile,
-            trace.as_deref_mut(),
+            watch.trace.as_deref_mut(),
             &mut ws.update,
         );
-        ctx.add(&mut ws.x, &ws.update);
-
-        ctx.rms_norms(&ws.x, &layer.post_norm, spec.norm_eps, &mut ws.normed);
+        ctx.add(x, &ws.update);
+        ctx.rms_norms(x, &layer.post_norm, spec.norm_eps, &mut ws.normed);
         ws.profile.lap(Phase::Norms);
-        match &layer.ffn {
-            Ffn::Dense(weights) => {
-                mlp(ctx, Role::DenseMlp, weights, &ws.normed, &mut ws.quantised, &mut ws.mlp, &mut ws.update);
+        match (&layer.ffn, &site) {
+            (Ffn::Dense(mlp), _) => {
+                dense(ctx, mlp, &ws.normed, &mut ws.quantised, &mut ws.mlp, &mut ws.update);
                 ws.profile.lap(Phase::DenseMlp);
+                ctx.add(x, &ws.update);
             }
-            Ffn::Sparse { router, bias, shared } => {
-                let site = moe::Site { layer: l, start, router, bias, cancel };
-                let (quantised, scratch) = (&mut ws.quantised, &mut ws.moe);
-                moe::routed(
-                    ctx,
-                    site,
-                    store,
-                    &ws.normed,
-                    quantised,
-                    scratch,
-                    &mut ws.profile,
-                    trace.as_deref_mut(),
-                    &mut ws.update,
-                )?;
-                if let Some(weights) = shared {
-                    let out = scratch.shared_out(ws.update.len());
-                    mlp(ctx, Role::SharedExpert, weights, &ws.normed, quantised, &mut ws.mlp, out);
-                    ctx.add(&mut ws.update, out);
-                    ws.profile.lap(Phase::SharedExpert);
-                }
+            (Ffn::Sparse { .. }, Some(site)) => {
+                let trace = watch.trace.as_deref_mut();
+                moe::admit(ctx, site, &ws.normed, &mut ws.quantised, &mut ws.moe, trace)?;
+                ws.profile.lap(Phase::Router);
             }
+            (Ffn::Sparse { .. }, None) => unreachable!("every sparse layer has a site"),
         }
-        ctx.add(&mut ws.x, &ws.update);
-        check_finite(ctx, &ws.x, l, start)?;
-        ws.profile.lap(Phase::Norms);
     }
-    kv.advance(tokens.len());
-    Ok(())
+    match site {
+        Some(site) => moe::add_experts(ctx, &site, store, &mut ws.moe, &mut ws.profile, &mut ws.x),
+        None => {
+            moe::guess_after_dense(ctx, l, store, &mut ws.moe, &mut ws.profile, &ws.x);
+            Ok(())
+        }
+    }
+}
+
+/// `out = mlp(x)` of a dense layer.
+fn dense(
+    ctx: Context<'_>,
+    weights: &Mlp,
+    x: &[f32],
+    quantised: &mut Quantised,
+    scratch: &mut MlpScratch,
+    out: &mut [f32],
+) {
+    let input = ctx.input(Role::DenseMlp, [&weights.gate, &weights.up], x, quantised);
+    mlp(ctx, Role::DenseMlp, weights.matrices().map(Matrix::weights), input, scratch, out);
 }
 
 /// The logits `[rows.len(), vocab]` of some rows of the last pass.
@@ -321,7 +310,8 @@ pub fn logits<'w>(ctx: Context<'_>, ws: &'w mut Workspace, rows: std::ops::Range
     assert!(rows.len() <= LOGIT_ROWS, "at most {LOGIT_ROWS} rows of logits at once");
     ws.profile.start();
     let x = &ws.x[rows.start * spec.hidden..rows.end * spec.hidden];
-    let normed = &mut ws.normed[..x.len()];
+    resize(&mut ws.normed, x.len());
+    let normed = &mut ws.normed;
     ctx.rms_norms(x, &ctx.model.final_norm, spec.norm_eps, normed);
     resize(&mut ws.logits, rows.len() * spec.vocab);
     ctx.linear(Role::Head, &ctx.model.head, normed, &mut ws.quantised, &mut ws.logits);
@@ -358,44 +348,4 @@ fn check_finite(ctx: Context<'_>, x: &[f32], layer: usize, start: usize) -> Resu
     }
     let row = x.chunks_exact(hidden).position(|row| !all_finite(row)).unwrap_or(0);
     Err(ForwardError::NonFinite { layer, position: start + row })
-}
-
-/// What an MLP has between its products.
-#[derive(Default)]
-pub(crate) struct MlpScratch {
-    up: Vec<f32>,
-    inner: Vec<f32>,
-}
-
-impl MlpScratch {
-    /// Values held for `rows` rows of `width`, the quantised copy included.
-    fn planned_values(rows: usize, width: usize) -> usize {
-        rows * (2 * width + quantised_values(width))
-    }
-}
-
-/// `out = down(silu(gate x) * up x)` for every row.
-fn mlp(
-    ctx: Context<'_>,
-    role: Role,
-    weights: &Mlp,
-    x: &[f32],
-    quantised: &mut Quantised,
-    scratch: &mut MlpScratch,
-    out: &mut [f32],
-) {
-    let rows = x.len() / ctx.model.spec.hidden;
-    let width = weights.gate.rows();
-    for buffer in [&mut scratch.up, &mut scratch.inner] {
-        resize(buffer, rows * width);
-    }
-    let input = ctx.input(role, [&weights.gate, &weights.up], x, quantised);
-    let gate_and_up = [weights.gate.weights(), weights.up.weights()];
-    matmul_swiglu(ctx.kernels, ctx.team, gate_and_up, input, &mut scratch.up, &mut scratch.inner);
-    ctx.linear(role, &weights.down, &scratch.inner, quantised, out);
-}
-
-/// Makes `buffer` exactly `len` long. Its old contents mean nothing afterwards.
-pub(crate) fn resize(buffer: &mut Vec<f32>, len: usize) {
-    buffer.resize(len, 0.0);
 }

@@ -1,31 +1,54 @@
-//! The routed experts of one layer: route, fetch, compute as they arrive, sum in
-//! canonical order.
+//! The routed experts of one layer: route, fetch, compute as they arrive, add in canonical
+//! order.
 //!
-//! A token's experts are summed in ascending expert id, whatever order they came in
-//! (docs/numerics.md), so each expert's output is kept until all of them are there.
+//! A row's experts are added to the residual stream in ascending expert id, then the shared one
+//! (docs/numerics.md section 9), whatever order they came in. A pass of few rows takes experts as
+//! they arrive and keeps their outputs until all are there. A long one would need gigabytes for
+//! that: it takes its experts in ascending order and adds each output at once, so that every
+//! expert is read once for all rows of the pass.
+
+mod guess;
+mod kept;
 
 use forebay_core::CancelToken;
-use forebay_kernels::{Activations, Input, RouterRule, matmul, matmul_swiglu, route};
-use forebay_tiers::{ExpertError, ExpertStore};
+use forebay_kernels::{Input, RouterRule, matmul, route};
+use forebay_tiers::routes::Union;
+use forebay_tiers::{ExpertError, ExpertStore, Order};
 
 use crate::arith::Arith;
 use crate::families::roles::Role;
-use crate::forward::{Context, ForwardError, Quantised, quantised_values, resize};
+use crate::forward::{Context, ForwardError, SOME_ROWS};
+use crate::mlp::{MlpScratch, mlp};
 use crate::profile::{Phase, Profile};
 use crate::spec::ModelSpec;
 use crate::trace::Trace;
-use crate::weights::Matrix;
+use crate::weights::{Matrix, Mlp};
+use crate::workspace::{Quantised, resize};
+use guess::GuessScratch;
+use kept::KeptInput;
+
+/// Passes of at most this many rows keep the outputs of experts and take these as they come.
+const BUFFERED_ROWS: usize = 64;
+
+/// Rows that one expert computes at once.
+const EXPERT_ROWS: usize = 128;
+
+/// No output.
+const NONE: u32 = u32::MAX;
 
 /// The sparse layer being computed.
+#[derive(Clone, Copy)]
 pub(crate) struct Site<'a> {
     /// The layer.
     pub layer: usize,
-    /// Position of the first row.
+    /// Position of the pass's first row.
     pub start: usize,
     /// Router matrix.
     pub router: &'a Matrix,
     /// Selection bias.
     pub bias: &'a [f32],
+    /// The expert that every row goes through.
+    pub shared: Option<&'a Mlp>,
     /// Raised to stop.
     pub cancel: &'a CancelToken,
 }
@@ -33,125 +56,88 @@ pub(crate) struct Site<'a> {
 /// Buffers of the routed part, reused from layer to layer.
 #[derive(Default)]
 pub(crate) struct MoeScratch {
-    /// `[rows, experts]`
+    /// `[block rows, experts]`
     logits: Vec<f32>,
     /// `[rows, top_k]`: chosen experts, best first.
     ids: Vec<u32>,
     /// `[rows, top_k]`: their weights.
     weights: Vec<f32>,
-    /// Distinct experts in routing order.
-    union: Vec<u32>,
-    /// Per expert: the slots (`row * top_k + rank`) that chose it.
-    users: Vec<Vec<usize>>,
-    /// `[rows * top_k, hidden]`: expert outputs as they came.
+    /// Distinct experts in routing order, and how many rows chose each.
+    union: Union,
+    /// Per expert: the slots (`row * top_k + rank`) that chose it, ascending.
+    users: Vec<Vec<u32>>,
+    /// The normalised rows of the pass.
+    input: KeptInput,
+    /// Expert outputs: `[rows * top_k, hidden]` as they came, or those of one expert.
     outputs: Vec<f32>,
-    /// Per slot: which of the outputs is its own.
-    places: Vec<usize>,
     /// Outputs there are.
     done: usize,
-    /// The rows of one expert, and its input.
+    /// Per slot, or per row for one expert: which of the outputs is its own.
+    places: Vec<u32>,
+    /// The rows that one expert computes at once.
     rows: Vec<usize>,
-    input: Vec<f32>,
-    gathered: Option<Activations>,
-    up: Vec<f32>,
-    inner: Vec<f32>,
-    inner_quantised: Option<Activations>,
+    mlp: MlpScratch,
+    /// `[rows, hidden]`, or a part of the rows; nothing if there is no shared expert.
     shared: Vec<f32>,
+    guess: GuessScratch,
 }
 
 impl MoeScratch {
-    /// Four-byte values held for `rows` rows.
-    pub(crate) fn planned_values(spec: &ModelSpec, rows: usize) -> usize {
+    /// Bytes held for passes of `rows` rows that come in blocks of `block`; `floats` if the
+    /// inputs have to be kept as they are.
+    pub(crate) fn planned_bytes(spec: &ModelSpec, rows: usize, block: usize, floats: bool) -> usize {
         let m = &spec.moe;
-        let routing = rows * (m.experts + 6 * m.top_k) + m.experts * 8;
-        let outputs = rows * m.top_k * spec.hidden;
-        let batch = rows
-            * (spec.hidden
-                + quantised_values(spec.hidden)
-                + 2 * m.expert_width
-                + quantised_values(m.expert_width));
-        routing + outputs + batch + rows * spec.hidden
-    }
-
-    /// The buffer for the shared expert's output.
-    pub(crate) fn shared_out(&mut self, len: usize) -> &mut [f32] {
-        resize(&mut self.shared, len);
-        &mut self.shared
+        // Ids, weights, users (a vector may have grown to twice its length) and places.
+        let routing = 4 * (block * m.experts + rows * 5 * m.top_k) + 64 * m.experts;
+        let outputs = 4 * spec.hidden * (rows.min(BUFFERED_ROWS) * m.top_k).max(rows.min(EXPERT_ROWS));
+        let width = m.expert_width.max(m.shared_width);
+        let at_once = rows.min(EXPERT_ROWS);
+        routing
+            + outputs
+            + KeptInput::planned_bytes(spec.hidden, rows, at_once, floats)
+            + MlpScratch::planned_bytes(at_once, width)
+            + 4 * at_once * spec.hidden
+            + GuessScratch::planned_bytes(spec.hidden, m.experts, m.top_k, rows)
     }
 }
 
-/// `out[row] = sum over the row's experts of weight * expert(x[row])`, the shared expert apart.
-#[allow(clippy::too_many_arguments)] // Independent pieces; a struct would only rename them.
-pub(crate) fn routed(
-    ctx: Context<'_>,
-    site: Site<'_>,
-    store: &mut ExpertStore,
-    x: &[f32],
-    quantised: &mut Quantised,
-    scratch: &mut MoeScratch,
-    profile: &mut Profile,
-    trace: Option<&mut (dyn Trace + '_)>,
-    out: &mut [f32],
-) -> Result<(), ForwardError> {
+/// A new layer: no row is routed yet.
+pub(crate) fn begin(ctx: Context<'_>, site: &Site<'_>, rows: usize, scratch: &mut MoeScratch) {
     let spec = &ctx.model.spec;
-    choose(ctx, &site, x, scratch, trace)?;
-    profile.lap(Phase::Router);
+    scratch.ids.clear();
+    scratch.weights.clear();
+    scratch.union.experts.clear();
+    scratch.users.resize(spec.moe.experts, Vec::new());
+    scratch.users.iter_mut().for_each(Vec::clear);
     let experts = ctx.table.layer(site.layer).expect("every sparse layer has an expert table");
     let int8 = Role::RoutedExpert.arith(ctx.arith) == Arith::Int8;
-    if int8 {
-        quantised.of_width(spec.hidden).quantise(ctx.kernels, ctx.team, x);
-    }
-    resize(&mut scratch.outputs, scratch.ids.len() * spec.hidden);
-    scratch.places.resize(scratch.ids.len(), 0);
-    scratch.done = 0;
-    let requests = scratch.ids.len() as u64;
-    let union = std::mem::take(&mut scratch.union);
-    let mut step = store.step(site.layer as u32, &union, requests, Some(site.cancel)).map_err(cancelled)?;
-    while let Some(ready) = step.next_ready().map_err(cancelled)? {
-        profile.lap(Phase::ExpertWait);
-        let views = experts.views(ready.expert as usize, ready.bytes);
-        compute(ctx, ready.expert as usize, views, int8, x, quantised, scratch);
-        profile.lap(Phase::Experts);
-    }
-    drop(step);
-    scratch.union = union;
-    sum_in_order(ctx, scratch, out);
-    profile.lap(Phase::Experts);
-    Ok(())
+    let shared_floats =
+        site.shared.is_some_and(|mlp| mlp.matrices().iter().any(|m| !m.format().is_integer()));
+    scratch.input.begin(spec.hidden, rows, int8, !int8 || !experts.all_integer || shared_floats);
 }
 
-/// A cancelled step is a cancelled pass, not a failed read.
-fn cancelled(error: ExpertError) -> ForwardError {
-    match error {
-        ExpertError::Cancelled { .. } => ForwardError::Cancelled,
-        other => ForwardError::Expert(other),
-    }
-}
-
-/// Routes every row and lists who uses which expert.
-fn choose(
+/// Routes the next rows of the pass, whose normalised inputs are `x`, and keeps these.
+pub(crate) fn admit(
     ctx: Context<'_>,
     site: &Site<'_>,
     x: &[f32],
+    quantised: &mut Quantised,
     scratch: &mut MoeScratch,
     mut trace: Option<&mut (dyn Trace + '_)>,
 ) -> Result<(), ForwardError> {
     let spec = &ctx.model.spec;
     let m = &spec.moe;
-    let rows = x.len() / spec.hidden;
+    let (first, rows) = (scratch.ids.len() / m.top_k, x.len() / spec.hidden);
+    scratch.input.keep(ctx, x, quantised);
     resize(&mut scratch.logits, rows * m.experts);
     matmul(ctx.kernels, ctx.team, site.router.weights(), Input::exact(x), &mut scratch.logits);
-    scratch.ids.resize(rows * m.top_k, 0);
-    resize(&mut scratch.weights, rows * m.top_k);
-    scratch.users.resize(m.experts, Vec::new());
-    scratch.users.iter_mut().for_each(Vec::clear);
-    scratch.union.clear();
+    scratch.ids.resize((first + rows) * m.top_k, 0);
+    scratch.weights.resize((first + rows) * m.top_k, 0.0);
     let rule = RouterRule { normalise: m.normalise, scaling: m.scaling };
-    for row in 0..rows {
+    for (row, logits) in (first..).zip(scratch.logits.chunks_exact_mut(m.experts)) {
         let position = site.start + row;
         let slots = row * m.top_k..(row + 1) * m.top_k;
         let (ids, weights) = (&mut scratch.ids[slots.clone()], &mut scratch.weights[slots.clone()]);
-        let logits = &mut scratch.logits[row * m.experts..(row + 1) * m.experts];
         route(ctx.kernels, logits, site.bias, rule, ids, weights).map_err(|cause| ForwardError::Router {
             layer: site.layer,
             position,
@@ -163,71 +149,160 @@ fn choose(
         for (slot, id) in slots.zip(ids.iter()) {
             let users = &mut scratch.users[*id as usize];
             if users.is_empty() {
-                scratch.union.push(*id);
+                scratch.union.experts.push(*id);
             }
-            users.push(slot);
+            users.push(slot as u32);
         }
     }
     Ok(())
 }
 
-/// One expert over the rows that chose it: the next `scratch.outputs`.
-fn compute(
+/// Adds the outputs of all experts to the rows `x` of the residual stream.
+pub(crate) fn add_experts(
     ctx: Context<'_>,
-    expert: usize,
-    [gate, up, down]: [forebay_core::MatrixView<'_>; 3],
-    int8: bool,
-    x: &[f32],
-    quantised: &mut Quantised,
+    site: &Site<'_>,
+    store: &mut ExpertStore,
     scratch: &mut MoeScratch,
-) {
-    let (hidden, width) = (ctx.model.spec.hidden, ctx.model.spec.moe.expert_width);
-    let top_k = ctx.model.spec.moe.top_k;
-    let users = &scratch.users[expert];
-    let outputs = scratch.done..scratch.done + users.len();
-    scratch.done = outputs.end;
-    scratch.rows.clear();
-    for (place, slot) in outputs.clone().zip(users) {
-        scratch.places[*slot] = place;
-        scratch.rows.push(slot / top_k);
-    }
-    let is_integer = |weights: forebay_core::MatrixView<'_>| weights.format().is_integer();
-    let quantised = (int8 && (is_integer(gate) || is_integer(up))).then(|| {
-        let gathered = scratch.gathered.get_or_insert_with(|| Activations::new(hidden));
-        gathered.gather(ctx.team, quantised.of_width(hidden), &scratch.rows);
-        &*gathered
-    });
-    scratch.input.clear();
-    let input = match quantised {
-        Some(quantised) if is_integer(gate) && is_integer(up) => Input::quantised(quantised),
-        _ => {
-            for row in &scratch.rows {
-                scratch.input.extend_from_slice(&x[row * hidden..(row + 1) * hidden]);
+    profile: &mut Profile,
+    x: &mut [f32],
+) -> Result<(), ForwardError> {
+    let spec = &ctx.model.spec;
+    let rows = x.len() / spec.hidden;
+    let buffered = rows <= BUFFERED_ROWS;
+    let order = if buffered { Order::Arrival } else { Order::Ascending };
+    scratch.done = 0;
+    scratch.places.clear();
+    scratch.places.resize(if buffered { scratch.ids.len() } else { rows }, NONE);
+    let mut union = std::mem::take(&mut scratch.union);
+    let uses = union.experts.iter().map(|expert| scratch.users[*expert as usize].len() as u32);
+    union.uses.clear();
+    union.uses.extend(uses);
+    union.rows = rows as u64;
+    let mut step = store.step(site.layer as u32, &union, order, Some(site.cancel)).map_err(cancelled)?;
+    if buffered {
+        // While the first reads are on their way.
+        compute_shared(ctx, site, 0..rows, scratch);
+        profile.lap(Phase::SharedExpert);
+        if step.store().wants_look_ahead() {
+            let shared = site.shared.map(|_| &scratch.shared[..]);
+            if let Some(next) = guess::next_layer(ctx, site.layer, x, shared, &mut scratch.guess) {
+                step.store().look_ahead(next, &scratch.guess.experts);
             }
-            Input { rows: &scratch.input, quantised }
+            profile.lap(Phase::Router);
         }
-    };
-    for buffer in [&mut scratch.up, &mut scratch.inner] {
-        resize(buffer, outputs.len() * width);
     }
-    let gate_and_up = [gate.into(), up.into()];
-    matmul_swiglu(ctx.kernels, ctx.team, gate_and_up, input, &mut scratch.up, &mut scratch.inner);
-    let input = if int8 && is_integer(down) {
-        let activations = scratch.inner_quantised.get_or_insert_with(|| Activations::new(width));
-        activations.quantise(ctx.kernels, ctx.team, &scratch.inner);
-        Input::int8(&scratch.inner, activations)
+    let experts = ctx.table.layer(site.layer).expect("every sparse layer has an expert table");
+    let reads_on = !buffered && step.store().wants_look_ahead();
+    while let Some(ready) = step.next_ready().map_err(cancelled)? {
+        profile.lap(Phase::ExpertWait);
+        let weights = experts.views(ready.expert as usize, ready.bytes).map(Into::into);
+        let users = std::mem::take(&mut scratch.users[ready.expert as usize]);
+        for slots in users.chunks(EXPERT_ROWS) {
+            scratch.rows.clear();
+            scratch.rows.extend(slots.iter().map(|slot| *slot as usize / spec.moe.top_k));
+            let at = scratch.done;
+            resize(&mut scratch.outputs, (at + slots.len()) * spec.hidden);
+            let input = scratch.input.gather(ctx, &scratch.rows);
+            let out = &mut scratch.outputs[at * spec.hidden..];
+            mlp(ctx, Role::RoutedExpert, weights, input, &mut scratch.mlp, out);
+            if buffered {
+                for (place, slot) in (at..).zip(slots) {
+                    scratch.places[*slot as usize] = place as u32;
+                }
+                scratch.done += slots.len();
+            } else {
+                add_one(ctx, slots, scratch, x);
+            }
+        }
+        scratch.users[ready.expert as usize] = users;
+        if reads_on {
+            read_on(ctx, site.layer, step.store());
+        }
+        profile.lap(Phase::Experts);
+    }
+    drop(step);
+    if reads_on {
+        read_on(ctx, site.layer, store);
+    }
+    profile.lap(Phase::ExpertWait);
+    scratch.union = union;
+    if buffered {
+        add_in_order(ctx, scratch, x);
+        profile.lap(Phase::Experts);
+        add_shared(ctx, site, 0..rows, scratch, x);
     } else {
-        Input::exact(&scratch.inner)
-    };
-    let out = &mut scratch.outputs[outputs.start * hidden..outputs.end * hidden];
-    matmul(ctx.kernels, ctx.team, down, input, out);
+        for first in (0..rows).step_by(EXPERT_ROWS) {
+            let part = first..rows.min(first + EXPERT_ROWS);
+            compute_shared(ctx, site, part.clone(), scratch);
+            add_shared(ctx, site, part, scratch, x);
+        }
+    }
+    profile.lap(Phase::SharedExpert);
+    Ok(())
+}
+
+/// Guesses at the experts of the first sparse layer after dense layer `layer`, whose output is `x`.
+pub(crate) fn guess_after_dense(
+    ctx: Context<'_>,
+    layer: usize,
+    store: &mut ExpertStore,
+    scratch: &mut MoeScratch,
+    profile: &mut Profile,
+    x: &[f32],
+) {
+    if !store.wants_look_ahead() {
+        return;
+    }
+    if x.len() > BUFFERED_ROWS * ctx.model.spec.hidden {
+        read_on(ctx, layer, store);
+    } else if let Some(next) = guess::next_layer(ctx, layer, x, None, &mut scratch.guess) {
+        store.look_ahead(next, &scratch.guess.experts);
+    }
+    profile.lap(Phase::Router);
+}
+
+/// Asks for the experts of the next sparse layer as a long pass wants them: nearly all, in order.
+fn read_on(ctx: Context<'_>, layer: usize, store: &mut ExpertStore) {
+    if let Some((next, ..)) = guess::next_sparse(ctx, layer) {
+        let all: Vec<u32> = (0..ctx.model.spec.moe.experts as u32).collect();
+        store.look_ahead(next as u32, &all);
+    }
+}
+
+/// A cancelled step is a cancelled pass, not a failed read.
+fn cancelled(error: ExpertError) -> ForwardError {
+    match error {
+        ExpertError::Cancelled { .. } => ForwardError::Cancelled,
+        other => ForwardError::Expert(other),
+    }
+}
+
+/// Adds the outputs of the expert that `slots` chose, which all come next.
+fn add_one(ctx: Context<'_>, slots: &[u32], scratch: &mut MoeScratch, x: &mut [f32]) {
+    let hidden = ctx.model.spec.hidden;
+    // An expert's rows are distinct, so every row has one output at most.
+    for (place, row) in scratch.rows.iter().enumerate() {
+        scratch.places[*row] = place as u32;
+    }
+    let (places, outputs, weights) = (&scratch.places, &scratch.outputs, &scratch.weights);
+    ctx.team.for_each_chunk(x, SOME_ROWS * hidden, &|part, x| {
+        for (row, x) in (part * SOME_ROWS..).zip(x.chunks_exact_mut(hidden)) {
+            if places[row] != NONE {
+                let place = places[row] as usize;
+                let output = &outputs[place * hidden..(place + 1) * hidden];
+                ctx.kernels.add_scaled(weights[slots[place] as usize], output, x);
+            }
+        }
+    });
+    for row in &scratch.rows {
+        scratch.places[*row] = NONE;
+    }
 }
 
 /// Adds every row's expert outputs in ascending expert id.
-fn sum_in_order(ctx: Context<'_>, scratch: &MoeScratch, out: &mut [f32]) {
+fn add_in_order(ctx: Context<'_>, scratch: &MoeScratch, x: &mut [f32]) {
     let (hidden, top_k) = (ctx.model.spec.hidden, ctx.model.spec.moe.top_k);
-    ctx.team.for_each_chunk(out, hidden, &|row, out| {
-        out.fill(0.0);
+    ctx.team.for_each_chunk(x, hidden, &|row, x| {
         let slots = row * top_k..(row + 1) * top_k;
         let mut last = None;
         // A row's experts are distinct, so each turn finds the next one.
@@ -236,10 +311,35 @@ fn sum_in_order(ctx: Context<'_>, scratch: &MoeScratch, out: &mut [f32]) {
             ids.filter(|(id, _)| last.is_none_or(|last| *id > last)).min()
         };
         while let Some((id, slot)) = next(last) {
-            let place = scratch.places[slot];
+            let place = scratch.places[slot] as usize;
             let output = &scratch.outputs[place * hidden..(place + 1) * hidden];
-            ctx.kernels.add_scaled(scratch.weights[slot], output, out);
+            ctx.kernels.add_scaled(scratch.weights[slot], output, x);
             last = Some(id);
         }
     });
+}
+
+/// `scratch.shared` = the shared expert of rows `rows`.
+fn compute_shared(ctx: Context<'_>, site: &Site<'_>, rows: std::ops::Range<usize>, scratch: &mut MoeScratch) {
+    let Some(shared) = site.shared else { return };
+    resize(&mut scratch.shared, rows.len() * ctx.model.spec.hidden);
+    scratch.rows.clear();
+    scratch.rows.extend(rows);
+    let input = scratch.input.gather(ctx, &scratch.rows);
+    let weights = shared.matrices().map(Matrix::weights);
+    mlp(ctx, Role::SharedExpert, weights, input, &mut scratch.mlp, &mut scratch.shared);
+}
+
+/// Adds `scratch.shared` to rows `rows` of `x`.
+fn add_shared(
+    ctx: Context<'_>,
+    site: &Site<'_>,
+    rows: std::ops::Range<usize>,
+    scratch: &MoeScratch,
+    x: &mut [f32],
+) {
+    let hidden = ctx.model.spec.hidden;
+    if site.shared.is_some() {
+        ctx.add(&mut x[rows.start * hidden..rows.end * hidden], &scratch.shared);
+    }
 }

@@ -10,6 +10,7 @@ use forebay_store::config::{ConfigError, ConfigFile, stop_ids};
 use forebay_store::layout::{self, LayoutError, WeightLayout};
 
 use crate::arith::Arith;
+use crate::embedding::EmbeddingPlace;
 use crate::experts::{ExpertTable, ExpertTableError, is_fused};
 use crate::families::glm;
 use crate::families::roles::{Role, Shape, TensorNeed};
@@ -73,6 +74,15 @@ pub struct ResidentTensor {
     pub arith: Arith,
 }
 
+/// What a multi-token-prediction layer takes. The engine does not run it yet; it can be planned.
+#[derive(Clone)]
+pub struct MtpPart {
+    /// Its resident tensors.
+    pub resident: Vec<ResidentTensor>,
+    /// Its routed experts.
+    pub experts: ExpertTable,
+}
+
 /// A model folder that passed every check.
 pub struct Snapshot {
     /// The folder.
@@ -89,6 +99,8 @@ pub struct Snapshot {
     pub sparse_attention: Capability,
     /// Whether a multi-token-prediction layer could draft.
     pub mtp: Capability,
+    /// What that layer takes, if it could.
+    pub mtp_part: Option<MtpPart>,
     /// Stop tokens of the two config files, in order.
     pub stop_ids: Vec<u32>,
     /// Facts a user should know, one sentence each.
@@ -98,6 +110,13 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    /// Whether every routed and shared expert has integer weights once it is in memory.
+    pub fn experts_take_integers(&self) -> bool {
+        let shared = self.resident.iter().filter(|tensor| tensor.role == Role::SharedExpert);
+        self.experts.iter().all(|(_, experts)| experts.all_integer)
+            && shared.into_iter().all(|tensor| tensor.loaded_format.is_integer())
+    }
+
     /// Reads configs and shard headers and checks the complete set of tensors.
     pub fn open(dir: &Path, options: SnapshotOptions) -> Result<Self, SnapshotError> {
         let config = ConfigFile::read(dir)?;
@@ -114,8 +133,10 @@ impl Snapshot {
         let census = census::check(&catalog, requirements(&spec, &catalog)).require_complete()?;
         let sparse_attention = sparse_attention(&spec, &catalog, options);
         let mtp = mtp(&spec, &catalog);
-        let resident = resident(&spec, &catalog, sparse_attention.is_active(), &options)?;
+        let needs = resident_needs(&spec, sparse_attention.is_active());
+        let resident = resident(needs, &catalog, &options)?;
         let experts = ExpertTable::build(&spec, &catalog, options.quantise)?;
+        let mtp_part = mtp.is_active().then(|| mtp_part(&spec, &catalog, &options)).transpose()?;
         let mut notes = notes(&census, &catalog, &experts);
         if spec.indexer.is_some() && !options.dense_attention && !sparse_attention.is_active() {
             notes.insert(
@@ -124,7 +145,25 @@ impl Snapshot {
             );
         }
         let dir = dir.to_owned();
-        Ok(Self { dir, spec, catalog, resident, experts, sparse_attention, mtp, stop_ids, notes, options })
+        Ok(Self {
+            dir,
+            spec,
+            catalog,
+            resident,
+            experts,
+            sparse_attention,
+            mtp,
+            mtp_part,
+            stop_ids,
+            notes,
+            options,
+        })
+    }
+
+    /// The resident tensors that are loaded: all, or all but the embeddings.
+    pub fn loaded(&self, embedding: EmbeddingPlace) -> impl Iterator<Item = &ResidentTensor> {
+        let on_disk = embedding == EmbeddingPlace::Disk;
+        self.resident.iter().filter(move |tensor| !(on_disk && tensor.role == Role::Embedding))
     }
 
     /// Formats in use by role, each with its number of matrices, as stored.
@@ -231,13 +270,21 @@ fn capability(census: Census, absent: &str) -> Capability {
     }
 }
 
-/// Resident tensors in the order in which [`crate::weights::Model::load`] takes them.
-fn resident(
+/// What the MTP layer takes. Float matrices of it never go below int8.
+fn mtp_part(
     spec: &ModelSpec,
     catalog: &Catalog,
-    select: bool,
     options: &SnapshotOptions,
-) -> Result<Vec<ResidentTensor>, LayoutError> {
+) -> Result<MtpPart, SnapshotError> {
+    let quantise = options.quantise.map(|wanted| Role::Mtp.quantised(Format::F32, wanted));
+    let options = SnapshotOptions { quantise, ..*options };
+    let resident = resident(glm::mtp_resident_needs(spec), catalog, &options)?;
+    let experts = ExpertTable::of_layers(spec, catalog, [spec.layers.len()], quantise)?;
+    Ok(MtpPart { resident, experts })
+}
+
+/// The decoder's resident tensors in the order in which [`crate::weights::Model::load`] takes them.
+fn resident_needs(spec: &ModelSpec, select: bool) -> Vec<TensorNeed> {
     let mut needs = glm::global_needs(spec);
     for (layer, kind) in spec.layers.iter().enumerate() {
         needs.extend(glm::layer_needs(spec, layer));
@@ -245,6 +292,14 @@ fn resident(
             needs.extend(glm::indexer_needs(spec, &indexer, layer));
         }
     }
+    needs
+}
+
+fn resident(
+    needs: Vec<TensorNeed>,
+    catalog: &Catalog,
+    options: &SnapshotOptions,
+) -> Result<Vec<ResidentTensor>, LayoutError> {
     needs
         .into_iter()
         .map(|TensorNeed { role, name, shape }| {

@@ -4,6 +4,11 @@
 ///
 /// Every method does nothing unless implemented.
 pub trait Trace {
+    /// A pass over `rows` tokens begins, the first of them at position `start`.
+    fn began(&mut self, start: usize, rows: usize) {
+        let _ = (start, rows);
+    }
+
     /// Sparse attention selected `positions` for the row at `position`, in the order
     /// of the selection rule: above the threshold ascending, then ties ascending.
     fn selected(&mut self, layer: usize, position: usize, positions: &[u32]) {

@@ -8,6 +8,7 @@ use forebay_kernels::{Buffer, Rope, RopeError, Weights};
 use forebay_store::layout::{Extent, WeightLayout};
 
 use crate::arith::Arith;
+use crate::embedding::{DiskRows, Embedding, EmbeddingPlace};
 use crate::families::roles::Role;
 use crate::snapshot::{ResidentTensor, Snapshot};
 use crate::spec::{FfnKind, ModelSpec};
@@ -130,6 +131,13 @@ pub struct Mlp {
     pub down: Matrix,
 }
 
+impl Mlp {
+    /// Gate, up and down.
+    pub(crate) fn matrices(&self) -> [&Matrix; 3] {
+        [&self.gate, &self.up, &self.down]
+    }
+}
+
 /// The attention weights of one layer.
 #[derive(Debug)]
 pub struct AttentionWeights {
@@ -201,7 +209,7 @@ pub struct Model {
     /// What the model is.
     pub spec: ModelSpec,
     /// `[vocab, hidden]`
-    pub embedding: Matrix,
+    pub embedding: Embedding,
     /// The decoder layers.
     pub layers: Vec<LayerWeights>,
     /// Norm before the head.
@@ -216,15 +224,19 @@ impl Model {
     /// Loads the resident tensors of a checked snapshot.
     ///
     /// Float weights are re-encoded as the snapshot's options ask; `progress` is called with the
-    /// bytes read so far.
+    /// bytes read so far, of [`bytes_to_read`](Self::bytes_to_read).
     pub fn load(
         snapshot: &Snapshot,
         shards: &[Shard],
+        embedding: EmbeddingPlace,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, WeightError> {
         let spec = snapshot.spec.clone();
         let mut loader = Loader { tensors: snapshot.resident.iter(), shards, done: 0, progress };
-        let embedding = loader.matrix()?;
+        let embedding = match embedding {
+            EmbeddingPlace::Memory => Embedding::Memory(loader.matrix()?),
+            EmbeddingPlace::Disk => Embedding::Disk(DiskRows::new(loader.next(), shards)),
+        };
         let head = loader.matrix()?;
         let final_norm = loader.vector()?;
         let select = snapshot.sparse_attention.is_active();
@@ -238,13 +250,13 @@ impl Model {
     }
 
     /// Bytes that [`load`](Self::load) holds for a moment beside the loaded tensors.
-    pub fn load_transient_bytes(snapshot: &Snapshot) -> u64 {
-        snapshot.resident.iter().map(ResidentTensor::transient_bytes).max().unwrap_or(0)
+    pub fn load_transient_bytes(snapshot: &Snapshot, embedding: EmbeddingPlace) -> u64 {
+        snapshot.loaded(embedding).map(ResidentTensor::transient_bytes).max().unwrap_or(0)
     }
 
-    /// Bytes that [`load`](Self::load) will hold for a snapshot.
-    pub fn planned_bytes(snapshot: &Snapshot) -> u64 {
-        snapshot.resident.iter().map(ResidentTensor::loaded_bytes).sum()
+    /// Bytes that [`load`](Self::load) reads.
+    pub fn bytes_to_read(snapshot: &Snapshot, embedding: EmbeddingPlace) -> u64 {
+        snapshot.loaded(embedding).map(|tensor| tensor.layout.total_bytes()).sum()
     }
 }
 
@@ -256,7 +268,7 @@ struct Loader<'a> {
     progress: &'a mut dyn FnMut(u64),
 }
 
-impl Loader<'_> {
+impl<'a> Loader<'a> {
     fn layer(&mut self, spec: &ModelSpec, ffn: FfnKind, indexed: bool) -> Result<LayerWeights, WeightError> {
         let input_norm = self.vector()?;
         let post_norm = self.vector()?;
@@ -301,8 +313,12 @@ impl Loader<'_> {
         Ok(values)
     }
 
+    fn next(&mut self) -> &'a ResidentTensor {
+        self.tensors.next().expect("the snapshot lists every resident tensor in loading order")
+    }
+
     fn matrix(&mut self) -> Result<Matrix, WeightError> {
-        let tensor = self.tensors.next().expect("the snapshot lists every resident tensor in loading order");
+        let tensor = self.next();
         let matrix = load_matrix(tensor, self.shards)?;
         self.done += tensor.layout.total_bytes();
         (self.progress)(self.done);

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use forebay_core::quant::decode_row;
 use forebay_core::{Format, MatrixView};
 use forebay_model::weights::Ffn;
-use forebay_model::{Capability, Model, Snapshot, SnapshotError, SnapshotOptions};
+use forebay_model::{Capability, Embedding, EmbeddingPlace, Model, Snapshot, SnapshotError, SnapshotOptions};
 use forebay_testkit::container::{self, Tensor};
 use forebay_testkit::toy;
 use serde_json::{Value, json};
@@ -229,11 +229,19 @@ fn unknown_types_matter_only_where_they_are_needed() {
 }
 
 fn load(tensors: &[Tensor]) -> Model {
+    load_with(tensors, SnapshotOptions::default(), EmbeddingPlace::Memory)
+}
+
+fn load_with(tensors: &[Tensor], options: SnapshotOptions, embedding: EmbeddingPlace) -> Model {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), &config(), tensors);
-    let snapshot = Snapshot::open(dir.path(), SnapshotOptions::default()).unwrap();
+    let snapshot = Snapshot::open(dir.path(), options).unwrap();
     let paths: Vec<_> = snapshot.catalog.shards().iter().map(|shard| &shard.path).collect();
-    Model::load(&snapshot, &forebay_io::open_files(&paths).unwrap(), &mut |_| {}).unwrap()
+    let shards = &forebay_io::open_files(&paths, forebay_io::Access::Buffered).unwrap().shards;
+    let mut read = 0;
+    let model = Model::load(&snapshot, shards, embedding, &mut |n| read = n).unwrap();
+    assert_eq!(read, Model::bytes_to_read(&snapshot, embedding));
+    model
 }
 
 fn row(matrix: &forebay_model::weights::Matrix, row: usize) -> Vec<f32> {
@@ -290,12 +298,74 @@ fn grouped_embeddings_are_decoded_by_groups() {
         (0..64).map(|i| (f32::from(nibble(i)) - 8.0) * floats[token * 4 + i / 16]).collect()
     };
     let model = load(&replaced(name, [codes.clone(), scales.clone()]));
-    assert_eq!(model.embedding.view().format(), format);
+    let Embedding::Memory(matrix) = &model.embedding else { panic!("it was to be in memory") };
+    assert_eq!(matrix.view().format(), format);
     for token in [0, 1, 150, 299] {
-        assert_eq!(row(&model.embedding, token), by_hand(token), "token {token}");
+        assert_eq!(row(matrix, token), by_hand(token), "token {token}");
     }
     let view = MatrixView::new(format, 300, 64, &codes.bytes, &floats).unwrap();
     let mut direct = vec![0.0; 64];
     decode_row(&view, 299, &mut direct);
     assert_eq!(direct, by_hand(299));
+}
+
+/// The matrix `name` of the toy, in each way it may be stored.
+fn stored_embeddings(name: &str) -> Vec<Vec<Tensor>> {
+    let values = toy::values(name, 300 * 64, 0.0, 1.5);
+    let narrow = |dtype, bits: fn(f32) -> u16| Tensor {
+        name: name.into(),
+        dtype,
+        shape: vec![300, 64],
+        bytes: values.iter().flat_map(|v| bits(*v).to_le_bytes()).collect(),
+    };
+    let mut all: Vec<Vec<Tensor>> = ["int8", "int4-row", "int4-g16", "int2-row"]
+        .map(|format| Tensor::quantised(name, format.parse().unwrap(), 300, 64, &values).into())
+        .into();
+    all.push(vec![Tensor::f32(name, &[300, 64], &values)]);
+    all.push(vec![narrow("BF16", forebay_core::float::f32_to_bf16)]);
+    all.push(vec![narrow("F16", forebay_core::float::f32_to_f16)]);
+    // FP8: finite codes, and a scale for every 128 rows.
+    let codes = (0..300 * 64).map(|i: usize| (i.wrapping_mul(37) % 0x7F) as u8).collect();
+    all.push(vec![
+        Tensor { name: name.into(), dtype: "F8_E4M3", shape: vec![300, 64], bytes: codes },
+        Tensor::f32(&format!("{name}_scale_inv"), &[3, 1], &[0.5, 0.25, 2.0]),
+    ]);
+    all
+}
+
+#[test]
+fn an_embedding_read_from_disk_is_the_same_numbers() {
+    let name = "model.embed_tokens.weight";
+    let tokens = [0, 1, 127, 128, 255, 256, 299, 1];
+    for stored in stored_embeddings(name) {
+        let mut tensors = without(|found| found.starts_with(name));
+        tensors.extend(stored.iter().cloned());
+        for quantise in [None, Some("int4-g64".parse().unwrap())] {
+            let options = SnapshotOptions { quantise, ..SnapshotOptions::default() };
+            let rows = |place| {
+                let model = load_with(&tensors, options, place);
+                let mut rows = vec![f32::NAN; tokens.len() * 64];
+                model.embedding.rows(&tokens, &mut rows).unwrap();
+                rows.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            let in_memory = rows(EmbeddingPlace::Memory);
+            assert_eq!(in_memory, rows(EmbeddingPlace::Disk), "{} {quantise:?}", stored[0].dtype);
+            assert_ne!(in_memory[..64], in_memory[64..128], "rows differ, so a wrong one would show");
+        }
+    }
+}
+
+#[test]
+fn an_embedding_that_cannot_be_read_names_tensor_and_file() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), &config(), &SMALL);
+    let snapshot = Snapshot::open(dir.path(), SnapshotOptions::default()).unwrap();
+    let paths: Vec<_> = snapshot.catalog.shards().iter().map(|shard| &shard.path).collect();
+    let shards = forebay_io::open_files(&paths, forebay_io::Access::Buffered).unwrap().shards;
+    let model = Model::load(&snapshot, &shards, EmbeddingPlace::Disk, &mut |_| {}).unwrap();
+    std::fs::OpenOptions::new().write(true).open(paths[0]).unwrap().set_len(9).unwrap();
+    let error = model.embedding.rows(&[7], &mut [0.0; 64]).unwrap_err().to_string();
+    for part in ["model.embed_tokens.weight", "out-00000.safetensors"] {
+        assert!(error.contains(part), "{error}");
+    }
 }

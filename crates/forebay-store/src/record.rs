@@ -3,18 +3,16 @@
 //!
 //! Bytes that touch in a file are read together; no order of the three matrices
 //! is assumed. In the slab they keep their distance in the file, so a coalesced
-//! read needs no copy.
+//! read needs no copy, and their place within a page, so a read of whole pages past
+//! the page cache goes straight into the slab.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_core::format::Format;
-use forebay_core::segment::ReadSegment;
+use forebay_core::segment::{DIRECT_ALIGN, ReadSegment};
 
 use crate::layout::{Extent, WeightLayout};
-
-/// Every read lands at a multiple of this many bytes of the slab.
-pub const SEGMENT_ALIGN: usize = 64;
 
 /// Scales and float codes start at a multiple of this many bytes of the slab.
 const WORD: u64 = 4;
@@ -37,12 +35,16 @@ pub struct Part {
 /// How one routed expert is read into a slab.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpertRecord {
-    /// The reads, in file order. Their destinations do not overlap.
+    /// The reads, in file order. The whole pages around their destinations do not overlap and
+    /// lie within `len`, so whatever is read beside the wanted bytes spoils nothing.
     pub segments: Arc<[ReadSegment]>,
     /// Gate, up and down, in this order whatever their order in the files.
     pub parts: [Part; 3],
-    /// Bytes of slab that the expert takes.
+    /// Bytes of slab that the expert takes, in whole pages.
     pub len: usize,
+    /// Reads that lie elsewhere in a page of the slab than in a page of the file, because words
+    /// at odd places of the file must be aligned in memory; these go through the page cache.
+    pub displaced: u8,
     /// All codes come with one read, and all scales too.
     pub coalesced: bool,
 }
@@ -78,11 +80,13 @@ impl ExpertRecord {
             reads.all(|segment| Some(segment) == first)
         };
         let coalesced = one_read(false) && one_read(true);
-        let len = segments.last().map_or(0, |last| last.dst + last.len);
-        Ok(Self { segments: segments.into(), parts, len, coalesced })
+        let len = window_end(segments.last()).ok_or_else(too_large)?;
+        // Six pieces make six reads at most.
+        let displaced = segments.iter().filter(|read| !keeps_its_place(read)).count() as u8;
+        Ok(Self { segments: segments.into(), parts, len, displaced, coalesced })
     }
 
-    /// Bytes read from the files; [`len`](Self::len) adds the gaps that alignment leaves.
+    /// Bytes wanted from the files; [`len`](Self::len) adds the rest of their pages.
     pub fn read_bytes(&self) -> usize {
         self.segments.iter().map(|segment| segment.len).sum()
     }
@@ -127,7 +131,7 @@ fn place(pieces: &[Piece]) -> Option<(Vec<ReadSegment>, Vec<Placed>)> {
         let bytes = usize::try_from(len).ok()?;
         let joins = |read: &ReadSegment| {
             let end = read.offset.checked_add(read.len as u64);
-            let lands_aligned = !piece.aligned || (read.len as u64).is_multiple_of(WORD);
+            let lands_aligned = !piece.aligned || ((read.dst + read.len) as u64).is_multiple_of(WORD);
             read.shard == shard && end == Some(offset) && lands_aligned
         };
         let dst = match segments.last_mut().filter(|read| joins(read)) {
@@ -137,8 +141,9 @@ fn place(pieces: &[Piece]) -> Option<(Vec<ReadSegment>, Vec<Placed>)> {
                 dst
             }
             None => {
-                let end = segments.last().map_or(Some(0), |read| read.dst.checked_add(read.len))?;
-                let dst = end.checked_next_multiple_of(SEGMENT_ALIGN)?;
+                let displaced = piece.aligned && !offset.is_multiple_of(WORD);
+                let head = if displaced { 0 } else { offset % DIRECT_ALIGN as u64 };
+                let dst = window_end(segments.last())?.checked_add(head as usize)?;
                 segments.push(ReadSegment { shard, offset, len: bytes, dst });
                 dst
             }
@@ -146,6 +151,17 @@ fn place(pieces: &[Piece]) -> Option<(Vec<ReadSegment>, Vec<Placed>)> {
         placed.push(Placed { piece, segment: segments.len() - 1, dst: dst..dst.checked_add(bytes)? });
     }
     Some((segments, placed))
+}
+
+/// Where the pages of a read end in the slab; 0 before the first one. `None` on overflow.
+fn window_end(last: Option<&ReadSegment>) -> Option<usize> {
+    let end = last.map_or(Some(0), |read| read.dst.checked_add(read.len))?;
+    end.checked_next_multiple_of(DIRECT_ALIGN)
+}
+
+/// Whether a read lies in the slab as it does in the file, page by page.
+fn keeps_its_place(read: &ReadSegment) -> bool {
+    read.offset % DIRECT_ALIGN as u64 == (read.dst % DIRECT_ALIGN) as u64
 }
 
 #[cfg(test)]
@@ -177,16 +193,19 @@ mod tests {
         let record = ExpertRecord::new(&gate, &up, &down).unwrap();
         assert!(record.coalesced);
         let reads = [
-            ReadSegment { shard: 3, offset: 800, len: 40_960, dst: 0 },
-            ReadSegment { shard: 3, offset: 1_000_001, len: 18_874_368, dst: 40_960 },
+            // 41,760 bytes of slab, 11 pages; 1,000,001 is byte 577 of its page.
+            ReadSegment { shard: 3, offset: 800, len: 40_960, dst: 800 },
+            ReadSegment { shard: 3, offset: 1_000_001, len: 18_874_368, dst: 45_056 + 577 },
         ];
         assert_eq!(*record.segments, reads);
-        assert_eq!((record.len, record.read_bytes()), (18_915_328, 18_915_328));
+        // 18,874,945 bytes are 4,609 pages.
+        assert_eq!((record.len, record.read_bytes()), (45_056 + 4609 * 4096, 18_915_328));
+        assert_eq!(record.displaced, 0);
         let [g, u, d] = &record.parts;
-        assert_eq!((d.codes.start, g.codes.start, u.codes.start), (40_960, 6_332_416, 12_623_872));
+        assert_eq!((d.codes.start, g.codes.start, u.codes.start), (45_633, 6_337_089, 12_628_545));
         assert_eq!(
             (d.scales.clone(), g.scales.clone(), u.scales.clone()),
-            (0..24_576, 24_576..32_768, 32_768..40_960)
+            (800..25_376, 25_376..33_568, 33_568..41_760)
         );
         assert_eq!((g.rows, g.cols, d.rows, d.cols), (2048, 6144, 6144, 2048));
     }
@@ -225,8 +244,9 @@ mod tests {
         let gate = bf16(1, 3, at(0, 0, 6));
         let (up, down) = (bf16(1, 3, at(0, 6, 6)), bf16(3, 1, at(0, 12, 6)));
         let record = ExpertRecord::new(&gate, &up, &down).unwrap();
-        assert_eq!(record.segments.iter().map(|r| r.dst).collect::<Vec<_>>(), [0, 64, 128]);
-        assert_eq!(record.len, 134);
+        // Byte 6 of the file is no place for a word, so that read moves to the start of a page.
+        assert_eq!(record.segments.iter().map(|r| r.dst).collect::<Vec<_>>(), [0, 4096, 8192 + 12]);
+        assert_eq!((record.len, record.displaced), (3 * 4096, 1));
     }
 
     #[test]
@@ -246,7 +266,7 @@ mod tests {
     /// Layouts whose pieces lie in a random order, over one or two shards, some of them adjacent.
     fn layouts() -> impl Strategy<Value = [WeightLayout; 3]> {
         let order = Just((0usize..6).collect::<Vec<_>>()).prop_shuffle();
-        let gaps = prop::collection::vec(prop_oneof![3 => Just(0u64), 1 => 1u64..9], 6);
+        let gaps = prop::collection::vec(prop_oneof![3 => Just(0u64), 1 => 1u64..9, 1 => 4000u64..9000], 6);
         let lens = prop::collection::vec(1u64..40, 6);
         (order, gaps, lens, 0usize..7, prop::collection::vec(any::<bool>(), 3)).prop_map(
             |(order, gaps, lens, split, floats)| {
@@ -273,10 +293,19 @@ mod tests {
             // A slab whose bytes tell where in which file they came from.
             let mut slab = vec![None; record.len];
             for read in record.segments.iter() {
-                prop_assert_eq!(read.dst % SEGMENT_ALIGN, 0);
                 for i in 0..read.len {
                     prop_assert!(slab[read.dst + i].replace((read.shard, read.offset + i as u64)).is_none());
                 }
+            }
+            // Whole pages around the reads: each page of the slab belongs to one read at most.
+            let pages = record.segments.iter().flat_map(|r| r.dst / 4096..(r.dst + r.len).div_ceil(4096));
+            let pages: Vec<usize> = pages.collect();
+            prop_assert!(pages.is_sorted_by(|a, b| a < b));
+            prop_assert_eq!(record.len, 4096 * (pages.last().unwrap() + 1));
+            let displaced = |r: &&ReadSegment| r.offset % 4096 != r.dst as u64 % 4096;
+            prop_assert_eq!(record.segments.iter().filter(displaced).count(), usize::from(record.displaced));
+            for read in record.segments.iter().filter(displaced) {
+                prop_assert!(read.dst % 4096 == 0 && read.offset % 4 != 0);
             }
             let wanted: u64 = layouts.iter().map(WeightLayout::total_bytes).sum();
             prop_assert_eq!(record.read_bytes() as u64, wanted);

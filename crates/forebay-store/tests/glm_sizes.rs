@@ -1,9 +1,5 @@
-//! The real GLM-5.2 artifact, from its names and shapes alone (container spec section 11): the
-//! headers are real, the 384 GB behind them are holes in sparse files.
+//! The real GLM-5.2 artifact, from its names and shapes alone (container spec section 11).
 
-mod common;
-
-use common::{Tensor, converter_order, quantised, tensor, write_shard};
 use forebay_core::format::Format;
 use forebay_core::ids::ExpertKey;
 use forebay_store::catalog::Catalog;
@@ -17,33 +13,26 @@ const LAYERS: u32 = 78;
 const DENSE: u32 = 3;
 const EXPERTS: u32 = 256;
 
-/// A weight of the artifact and the bits it is stored with.
-struct Weight {
-    requirement: Requirement,
-    bits: u64,
+fn linear(name: String, rows: usize, cols: usize, group: Group) -> Requirement {
+    Requirement { name, kind: Kind::Weight { rows, cols }, group }
 }
 
-fn linear(name: String, rows: usize, cols: usize, group: Group, bits: u64) -> Weight {
-    Weight { requirement: Requirement { name, kind: Kind::Weight { rows, cols }, group }, bits }
+fn vector(name: String, len: usize, group: Group) -> Requirement {
+    Requirement { name, kind: Kind::Vector { len }, group }
 }
 
-fn vector(name: String, len: usize, group: Group) -> Weight {
-    Weight { requirement: Requirement { name, kind: Kind::Vector { len }, group }, bits: 32 }
-}
-
-fn global() -> Vec<Weight> {
+fn global() -> Vec<Requirement> {
     vec![
-        linear("model.embed_tokens.weight".to_owned(), VOCAB, D, Group::Global, 8),
-        linear("lm_head.weight".to_owned(), VOCAB, D, Group::Global, 8),
+        linear("model.embed_tokens.weight".to_owned(), VOCAB, D, Group::Global),
+        linear("lm_head.weight".to_owned(), VOCAB, D, Group::Global),
         vector("model.norm.weight".to_owned(), D, Group::Global),
     ]
 }
 
-/// All weights of layer `layer`; the one behind the last is the MTP layer, stored as int8.
-fn layer(layer: u32) -> Vec<Weight> {
+/// All weights of layer `layer`; the one behind the last is the MTP layer.
+fn layer(layer: u32) -> Vec<Requirement> {
     let group = Group::Layer(layer);
     let name = |suffix: &str| format!("model.layers.{layer}.{suffix}");
-    let bits = if layer == LAYERS { 8 } else { 4 };
     let mut all = Vec::new();
     for (suffix, len) in [
         ("input_layernorm", D),
@@ -60,11 +49,11 @@ fn layer(layer: u32) -> Vec<Weight> {
         ("kv_b_proj", 28_672, 512),
         ("o_proj", D, 16_384),
     ] {
-        all.push(linear(name(&format!("self_attn.{suffix}.weight")), rows, cols, group, bits));
+        all.push(linear(name(&format!("self_attn.{suffix}.weight")), rows, cols, group));
     }
     let mut mlp = |prefix: &str, width: usize, group: Group| {
         for (proj, rows, cols) in [("gate", width, D), ("up", width, D), ("down", D, width)] {
-            all.push(linear(name(&format!("{prefix}.{proj}_proj.weight")), rows, cols, group, bits));
+            all.push(linear(name(&format!("{prefix}.{proj}_proj.weight")), rows, cols, group));
         }
     };
     if layer < DENSE {
@@ -76,10 +65,10 @@ fn layer(layer: u32) -> Vec<Weight> {
         mlp(&format!("mlp.experts.{expert}"), 2048, Group::Expert(ExpertKey { layer, expert }));
     }
     let kind = Kind::FloatMatrix { rows: EXPERTS as usize, cols: D };
-    all.push(Weight { requirement: Requirement { name: name("mlp.gate.weight"), kind, group }, bits: 32 });
+    all.push(Requirement { name: name("mlp.gate.weight"), kind, group });
     all.push(vector(name("mlp.gate.e_score_correction_bias"), EXPERTS as usize, group));
     if layer == LAYERS {
-        all.push(linear(name("eh_proj.weight"), D, 2 * D, group, 8));
+        all.push(linear(name("eh_proj.weight"), D, 2 * D, group));
         for suffix in ["enorm", "hnorm", "shared_head.norm"] {
             all.push(vector(name(&format!("{suffix}.weight")), D, group));
         }
@@ -87,37 +76,15 @@ fn layer(layer: u32) -> Vec<Weight> {
     all
 }
 
-fn tensors(weight: &Weight) -> Vec<Tensor> {
-    let name = &weight.requirement.name;
-    match weight.requirement.kind {
-        Kind::Weight { rows, cols } => {
-            quantised(name, (rows * cols) as u64 * weight.bits / 8, rows as u64).into()
-        }
-        Kind::Vector { len } => vec![tensor(name, "F32", &[len as u64])],
-        Kind::FloatMatrix { rows, cols } => vec![tensor(name, "F32", &[rows as u64, cols as u64])],
-        other => panic!("{other:?} is not in the artifact"),
-    }
-}
-
-/// Writes one shard per layer, in the converter's order, and one for the rest.
 fn artifact() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    let write = |name: String, weights: Vec<Weight>| {
-        let mut tensors: Vec<_> = weights.iter().flat_map(tensors).collect();
-        converter_order(&mut tensors);
-        write_shard(&dir.path().join(name), &tensors);
-    };
-    write("out-00000.safetensors".to_owned(), global());
-    for i in 0..LAYERS {
-        write(format!("out-{:05}.safetensors", i + 1), layer(i));
-    }
-    write("out-mtp-00000.safetensors".to_owned(), layer(LAYERS));
+    forebay_testkit::glm52::write(dir.path()).unwrap();
     dir
 }
 
 fn everything() -> impl Iterator<Item = Requirement> {
     let layers = (0..=LAYERS).flat_map(layer);
-    global().into_iter().chain(layers).map(|weight| weight.requirement)
+    global().into_iter().chain(layers)
 }
 
 #[test]
@@ -131,7 +98,7 @@ fn the_published_totals_come_out() {
     assert_eq!(census.expert_bytes, 372_848_459_776);
     assert_eq!((census.tensors, census.ambiguous_groups), (118_478, 0));
 
-    let mtp = census::check(&catalog, layer(LAYERS).into_iter().map(|w| w.requirement));
+    let mtp = census::check(&catalog, layer(LAYERS));
     assert_eq!(mtp.resident_bytes + mtp.expert_bytes, 9_959_134_464);
     assert_eq!(mtp.tensors, 777 + 786);
 
@@ -156,10 +123,7 @@ fn the_published_totals_come_out() {
 
 #[test]
 fn published_weights_have_the_published_bytes() {
-    let dir = tempfile::tempdir().unwrap();
-    let weights: Vec<_> = global().into_iter().chain(layer(0)).chain(layer(LAYERS)).collect();
-    let all: Vec<_> = weights.iter().flat_map(tensors).collect();
-    write_shard(&dir.path().join("x.safetensors"), &all);
+    let dir = artifact();
     let catalog = Catalog::open(dir.path()).unwrap();
     let cases = [
         ("model.embed_tokens.weight", VOCAB, D, Format::Int8Row, 951_582_720, 619_520),

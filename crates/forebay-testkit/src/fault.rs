@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use forebay_io::ReadAt;
+use forebay_io::{PAGE, ReadAt};
 
 /// The system's number for an input/output error.
 pub const EIO: i32 = if cfg!(windows) { 23 } else { 5 };
@@ -23,6 +23,13 @@ pub struct Faults {
     pub short_reads: u8,
     /// Of 100 reads, how many are interrupted first (up to three times each).
     pub interrupts: u8,
+    /// Of 100 reads, how many are told to try again first (`EAGAIN`; up to three times each).
+    pub again: u8,
+    /// Of 1000 reads, how many fail with [`EIO`], at random places and tries: the next try may work.
+    pub errors: u16,
+    /// The disk can be read past the page cache: in whole pages only, into memory that starts at one; what is not
+    /// aligned is refused, as Linux does.
+    pub direct: bool,
     /// Bytes that cannot be read: a read that starts there fails with [`EIO`], one
     /// that runs into them stops before.
     pub bad: Option<Range<u64>>,
@@ -43,6 +50,7 @@ struct State {
     faults: Faults,
     tries: HashMap<u64, u64>,
     reads: u64,
+    direct_reads: u64,
 }
 
 /// Bytes in memory as a file.
@@ -84,16 +92,22 @@ impl FaultyDisk {
         self.state().reads
     }
 
+    /// Those of them that went past the page cache.
+    pub fn direct_reads(&self) -> u64 {
+        self.state().direct_reads
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl ReadAt for FaultyDisk {
-    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+impl FaultyDisk {
+    fn read(&self, buf: &mut [u8], offset: u64, direct: bool) -> io::Result<usize> {
         let (faults, attempt) = {
             let mut state = self.state();
             state.reads += 1;
+            state.direct_reads += u64::from(direct);
             let tries = state.tries.entry(offset).or_insert(0);
             *tries += 1;
             let attempt = *tries;
@@ -107,6 +121,12 @@ impl ReadAt for FaultyDisk {
         }
         if !attempt.is_multiple_of(4) && draw(2) % 100 < u64::from(faults.interrupts) {
             return Err(io::ErrorKind::Interrupted.into());
+        }
+        if !attempt.is_multiple_of(4) && draw(5) % 100 < u64::from(faults.again) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        if draw(6) % 1000 < u64::from(faults.errors) {
+            return Err(io::Error::from_raw_os_error(EIO));
         }
         let mut end = offset.saturating_add(buf.len() as u64);
         end = end.min(faults.truncate_to.unwrap_or(u64::MAX));
@@ -124,6 +144,24 @@ impl ReadAt for FaultyDisk {
             len = 1 + (draw(4) % (len as u64 - 1)) as usize;
         }
         self.inner.read_at(&mut buf[..len], offset)
+    }
+}
+
+impl ReadAt for FaultyDisk {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.read(buf, offset, false)
+    }
+
+    fn is_direct(&self) -> bool {
+        self.state().faults.direct
+    }
+
+    fn read_direct_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let aligned = [buf.as_ptr().addr() as u64, buf.len() as u64, offset];
+        if !self.is_direct() || aligned.iter().any(|n| n % PAGE as u64 != 0) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        self.read(buf, offset, true)
     }
 
     fn size(&self) -> io::Result<u64> {
@@ -172,6 +210,33 @@ mod tests {
         assert_eq!(disk.size().unwrap(), 200);
         disk.set(Faults::default());
         assert_eq!(disk.read_at(&mut buf, 100).unwrap(), 64);
+    }
+
+    #[test]
+    fn direct_reads_must_be_aligned() {
+        let plain = disk(Faults::default());
+        let direct = FaultyDisk::of_bytes(vec![7; 5000], Faults { direct: true, ..Faults::default() });
+        let mut memory = vec![0; 3 * PAGE];
+        let start = memory.as_ptr().align_offset(PAGE);
+        let buf = &mut memory[start..start + PAGE];
+        assert!(!plain.is_direct() && plain.read_direct_at(buf, 0).is_err());
+        assert_eq!(direct.read_direct_at(buf, 4096).unwrap(), 5000 - 4096);
+        assert!(direct.read_direct_at(buf, 1).is_err());
+        assert!(direct.read_direct_at(&mut buf[..PAGE - 1], 0).is_err());
+        assert_eq!(direct.direct_reads(), 1);
+    }
+
+    #[test]
+    fn random_errors_pass_and_their_share_is_about_what_was_asked() {
+        let disk = disk(Faults { seed: 4, errors: 100, again: 20, ..Faults::default() });
+        let mut buf = [0; 1];
+        let tries: Vec<_> = (0..2000).map(|i| disk.read_at(&mut buf, i % 200)).collect();
+        let count = |kind: &dyn Fn(&io::Error) -> bool| {
+            tries.iter().filter(|t| t.as_ref().err().is_some_and(kind)).count()
+        };
+        // 10% of what is not told to try again; 20% of three tries in four.
+        assert!((100..300).contains(&count(&|e| e.raw_os_error() == Some(EIO))));
+        assert!((200..400).contains(&count(&|e| e.kind() == io::ErrorKind::WouldBlock)));
     }
 
     #[test]

@@ -2,4 +2,5 @@
 
 pub mod container;
 pub mod fault;
+pub mod glm52;
 pub mod toy;

@@ -1,27 +1,37 @@
 //! Which experts of one layer are resident, decided without doing any I/O.
 //!
-//! Least recently used, over the whole union of a step at once: every member is
-//! looked up before anything is evicted and no member is ever a victim. Handling
-//! a token's experts one at a time instead costs half the hits of a small cache
-//! (performance notes 2.7). Decisions follow from the sequence of unions alone;
-//! the order in which reads finish plays no part.
+//! A step's whole union is looked up before anything is evicted, and no member of it is
+//! ever a victim. Handling a token's experts one at a time instead costs half the hits of
+//! a small cache (performance notes 2.7). Who stays is a matter of [`Policy`]; decisions
+//! follow from the sequence of unions alone, and the order in which reads finish plays
+//! no part.
 
-use std::collections::HashMap;
+mod policy;
+#[cfg(test)]
+mod tests;
+mod worth;
+
+use std::collections::{HashMap, HashSet};
+
+pub use policy::{BLEND, Memory, Policy};
+use worth::Worth;
 
 /// The residents of one layer.
 #[derive(Clone, Debug)]
 pub struct LayerCache {
-    slots: Vec<Option<Resident>>,
-    /// Where each resident is; only looked up, never iterated.
+    policy: Policy,
+    slots: Vec<Slot>,
+    /// Where each resident is; its order is never seen.
     slot_of: HashMap<u32, usize>,
-    clock: u64,
+    worth: Worth,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Resident {
-    expert: u32,
-    /// When it was last routed to; larger is later, no two are equal.
-    stamp: u64,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slot {
+    /// Given up: nothing may be put there.
+    Closed,
+    Free,
+    Holds(u32),
 }
 
 /// What a step does with each member of its union: `hits`, `kept` and
@@ -34,27 +44,56 @@ pub struct StepPlan {
     pub kept: Vec<(u32, usize)>,
     /// To be loaded for this step only.
     pub transient: Vec<u32>,
-    /// Resident no more, to make room for `kept`.
-    pub evicted: Vec<u32>,
+    /// Resident no more, to make room for `kept`: (expert, slot it had), worst first.
+    pub evicted: Vec<(u32, usize)>,
+}
+
+/// What a change of quota did to the slots.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resize {
+    /// Slots that hold nothing and must not be used any more, ascending.
+    pub closed: Vec<usize>,
+    /// Slots that may be used from now on, ascending; new ones follow the last there was.
+    pub opened: Vec<usize>,
+    /// Resident no more: (expert, slot it had), worst first. Its slot is in `closed`.
+    pub evicted: Vec<(u32, usize)>,
 }
 
 impl LayerCache {
     /// An empty cache of `quota` slots; 0 keeps nothing, ever.
-    pub fn new(quota: usize) -> Self {
-        Self { slots: vec![None; quota], slot_of: HashMap::new(), clock: 0 }
+    pub fn new(quota: usize, policy: Policy) -> Self {
+        Self { policy, slots: vec![Slot::Free; quota], slot_of: HashMap::new(), worth: Worth::new(policy) }
+    }
+
+    /// Begins with the experience of earlier runs: `counts[expert]` uses in all, of which
+    /// each token made `top_k`. Frequency policies rank by it until they know better; the
+    /// others ignore it.
+    pub fn seed(&mut self, counts: &[u64], top_k: usize) {
+        self.worth.seed(counts, top_k);
+    }
+
+    /// Looks up the experts of one token and decides who stays: as
+    /// [`plan_rows`](Self::plan_rows) with one row.
+    pub fn plan(&mut self, union: &[u32]) -> StepPlan {
+        self.plan_rows(union, &[], 1)
     }
 
     /// Looks up one step's experts and decides who stays.
     ///
     /// `union` holds distinct experts in routing order (first row first, highest
-    /// score first). Misses take free slots, then those of the least recently used
-    /// residents outside the union; when there are too few, the first misses in
-    /// routing order are kept. Then every member that is resident is stamped in
-    /// routing order.
+    /// score first), `uses` how many of the step's `rows` tokens chose each (one, where
+    /// it is too short). A prompt of hundreds of tokens uses nearly every expert: only
+    /// these counts tell what it likes, so give them.
+    ///
+    /// Misses take free slots, then those of the residents outside the union that are
+    /// worth least, if the policy finds the newcomer worth more. When there are too few
+    /// places, the misses worth most are kept, the first in routing order among equals
+    /// (always, with [`Policy::Lru`]).
     ///
     /// The kept count as resident at once: take back what could not be loaded with
     /// [`forget`](Self::forget).
-    pub fn plan(&mut self, union: &[u32]) -> StepPlan {
+    pub fn plan_rows(&mut self, union: &[u32], uses: &[u32], rows: u64) -> StepPlan {
+        self.worth.observe(union, uses, rows);
         let mut plan = StepPlan::default();
         let mut misses = Vec::new();
         for &expert in union {
@@ -63,212 +102,160 @@ impl LayerCache {
                 None => misses.push(expert),
             }
         }
-
-        let places = self.places(&plan.hits, misses.len());
-        let kept = places.len();
-        for (&expert, slot) in misses.iter().zip(places) {
-            plan.evicted.extend(self.slots[slot].map(|out| out.expert));
-            plan.kept.push((expert, slot));
-        }
-        plan.transient.extend_from_slice(&misses[kept..]);
-
-        for out in &plan.evicted {
+        let slots = self.assign(&plan.hits, &misses, &mut plan.evicted);
+        for (out, _) in &plan.evicted {
             self.slot_of.remove(out);
         }
-        for &(expert, slot) in &plan.kept {
-            self.slot_of.insert(expert, slot);
-        }
-        for &expert in union {
-            if let Some(&slot) = self.slot_of.get(&expert) {
-                self.clock += 1;
-                self.slots[slot] = Some(Resident { expert, stamp: self.clock });
+        for (&expert, slot) in misses.iter().zip(slots) {
+            match slot {
+                Some(slot) => {
+                    self.slots[slot] = Slot::Holds(expert);
+                    self.slot_of.insert(expert, slot);
+                    plan.kept.push((expert, slot));
+                }
+                None => plan.transient.push(expert),
             }
         }
         plan
     }
 
-    /// At most `wanted` slots that may be overwritten while `hits` stay: free ones,
-    /// then least recently used first.
-    fn places(&self, hits: &[(u32, usize)], wanted: usize) -> Vec<usize> {
-        let mut protected = vec![false; self.slots.len()];
-        for &(_, slot) in hits {
-            protected[slot] = true;
+    /// A slot for each of `misses` that is to stay; who must go is added to `evicted`.
+    fn assign(
+        &self,
+        hits: &[(u32, usize)],
+        misses: &[u32],
+        evicted: &mut Vec<(u32, usize)>,
+    ) -> Vec<Option<usize>> {
+        let mut slots = vec![None; misses.len()];
+        if misses.is_empty() {
+            return slots;
         }
-        let mut places: Vec<usize> = (0..self.slots.len()).filter(|&slot| !protected[slot]).collect();
-        // A free slot has no stamp, which sorts first; equal keys keep slot order.
-        places.sort_by_key(|&slot| self.slots[slot].map(|resident| resident.stamp));
+        let mut order: Vec<usize> = (0..misses.len()).collect();
+        let worth: Vec<f64> = misses.iter().map(|&expert| self.worth.of(expert)).collect();
+        if self.policy != Policy::Lru {
+            // Stable: equals stay in routing order.
+            order.sort_by(|&a, &b| worth[b].total_cmp(&worth[a]));
+        }
+        for (miss, (slot, resident)) in order.into_iter().zip(self.places(hits, misses.len())) {
+            if let Some((expert, resident)) = resident {
+                // Newcomers fall and residents rise from here on: nobody else gets in either.
+                if !self.worth.admits(worth[miss], resident) {
+                    break;
+                }
+                evicted.push((expert, slot));
+            }
+            slots[miss] = Some(slot);
+        }
+        slots
+    }
+
+    /// At most `wanted` slots that may be overwritten while `hits` stay, with who is there
+    /// and what that is worth: free ones, then the residents that are worth least.
+    fn places(&self, hits: &[(u32, usize)], wanted: usize) -> Vec<(usize, Option<(u32, f64)>)> {
+        let protected: HashSet<usize> = hits.iter().map(|&(_, slot)| slot).collect();
+        let mut places: Vec<(usize, Option<(u32, f64)>)> = Vec::new();
+        for (slot, state) in self.slots.iter().enumerate() {
+            match *state {
+                Slot::Free => places.push((slot, None)),
+                Slot::Holds(expert) if !protected.contains(&slot) => {
+                    places.push((slot, Some((expert, self.worth.of(expert)))));
+                }
+                Slot::Holds(_) | Slot::Closed => {}
+            }
+        }
+        // Less than any worth where nobody is; equals keep slot order.
+        let key = |place: &(usize, Option<(u32, f64)>)| place.1.map_or(f64::NEG_INFINITY, |(_, worth)| worth);
+        places.sort_by(|a, b| key(a).total_cmp(&key(b)));
         places.truncate(wanted);
         places
+    }
+
+    /// Gives free slots to the experts worth most by what is known, a seed above all: at most
+    /// `most` pairs of (expert, slot), best first. They count as resident at once, as if kept.
+    pub fn fill(&mut self, most: usize) -> Vec<(u32, usize)> {
+        let free: Vec<usize> = (0..self.slots.len()).filter(|&slot| self.slots[slot] == Slot::Free).collect();
+        let mut known = self.worth.known();
+        known.retain(|(expert, _)| !self.slot_of.contains_key(expert));
+        known.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        let filled: Vec<(u32, usize)> =
+            known.into_iter().map(|(expert, _)| expert).zip(free).take(most).collect();
+        for &(expert, slot) in &filled {
+            self.slots[slot] = Slot::Holds(expert);
+            self.slot_of.insert(expert, slot);
+        }
+        filled
+    }
+
+    /// Changes the number of slots. Shrinking closes free slots first (the last ones), then
+    /// those of the residents that are worth least; growing reopens closed slots before it
+    /// adds new ones. Residents that stay keep their slots.
+    pub fn set_quota(&mut self, quota: usize) -> Resize {
+        let mut resize = Resize::default();
+        let open = self.quota();
+        if quota < open {
+            let mut places = self.places(&[], self.slots.len());
+            let free = places.iter().take_while(|(_, resident)| resident.is_none()).count();
+            places[..free].reverse();
+            for (slot, resident) in places.into_iter().take(open - quota) {
+                if let Some((expert, _)) = resident {
+                    self.slot_of.remove(&expert);
+                    resize.evicted.push((expert, slot));
+                }
+                self.slots[slot] = Slot::Closed;
+                resize.closed.push(slot);
+            }
+            resize.closed.sort_unstable();
+        } else {
+            let closed = (0..self.slots.len()).filter(|&slot| self.slots[slot] == Slot::Closed);
+            resize.opened = closed.chain(self.slots.len()..).take(quota - open).collect();
+            for &slot in &resize.opened {
+                match self.slots.get_mut(slot) {
+                    Some(state) => *state = Slot::Free,
+                    None => self.slots.push(Slot::Free),
+                }
+            }
+        }
+        resize
     }
 
     /// Makes an expert non-resident, because it could not be loaded; its slot is free.
     pub fn forget(&mut self, expert: u32) {
         if let Some(slot) = self.slot_of.remove(&expert) {
-            self.slots[slot] = None;
+            self.slots[slot] = Slot::Free;
         }
     }
 
-    /// Makes every expert non-resident.
+    /// Makes every expert non-resident and forgets what was learnt, a seed included, as if
+    /// the cache were new. Closed slots stay closed.
     pub fn clear(&mut self) {
         self.slot_of.clear();
-        self.slots.fill(None);
+        self.worth = Worth::new(self.policy);
+        for slot in &mut self.slots {
+            if let Slot::Holds(_) = slot {
+                *slot = Slot::Free;
+            }
+        }
     }
 
-    /// Slots.
+    /// Whether an expert is resident.
+    pub fn is_resident(&self, expert: u32) -> bool {
+        self.slot_of.contains_key(&expert)
+    }
+
+    /// Slots that may be used.
     pub fn quota(&self) -> usize {
-        self.slots.len()
+        self.slots.iter().filter(|slot| **slot != Slot::Closed).count()
+    }
+
+    /// The policy.
+    pub fn policy(&self) -> Policy {
+        self.policy
     }
 
     /// The residents, in ascending order.
     pub fn residents(&self) -> Vec<u32> {
-        let mut experts: Vec<u32> = self.slots.iter().flatten().map(|resident| resident.expert).collect();
+        let mut experts: Vec<u32> = self.slot_of.keys().copied().collect();
         experts.sort_unstable();
         experts
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use std::collections::BTreeSet;
-
-    /// Slots as (expert, stamp), as the streaming spec writes them.
-    fn state(cache: &LayerCache) -> Vec<(u32, u64)> {
-        cache.slots.iter().flatten().map(|r| (r.expert, r.stamp)).collect()
-    }
-
-    fn counts(plan: &StepPlan) -> (usize, usize) {
-        (plan.hits.len(), plan.kept.len() + plan.transient.len())
-    }
-
-    /// Streaming spec section 2, cap 2. The reference promotes the last misses in
-    /// reverse; we keep the first ones and stamp in routing order, so the first call
-    /// keeps 5 and 9 and not 12 and 9. Hits and misses of every call are the spec's.
-    #[test]
-    fn two_slots() {
-        let mut cache = LayerCache::new(2);
-        let plan = cache.plan(&[5, 9, 12]);
-        assert_eq!(counts(&plan), (0, 3));
-        assert_eq!((plan.kept, plan.transient), (vec![(5, 0), (9, 1)], vec![12]));
-        assert_eq!(state(&cache), [(5, 1), (9, 2)]);
-
-        let plan = cache.plan(&[9, 7]);
-        assert_eq!(counts(&plan), (1, 1));
-        assert_eq!(plan.evicted, [5]);
-        assert_eq!(state(&cache), [(7, 4), (9, 3)]);
-
-        let plan = cache.plan(&[7, 9]);
-        assert_eq!(counts(&plan), (2, 0));
-        assert_eq!(state(&cache), [(7, 5), (9, 6)]);
-    }
-
-    /// Streaming spec section 2, cap 3: with [3,2,1] first, so that (as in the
-    /// reference) 1 is the newest and 3 is the one that 4 replaces. The last call is
-    /// the case the spec describes for us: "the hit slots are protected: 5 replaces
-    /// slot 2 and 6 is not kept".
-    #[test]
-    fn three_slots_protect_the_hits_of_the_same_call() {
-        let mut cache = LayerCache::new(3);
-        cache.plan(&[3, 2, 1]);
-        assert_eq!(state(&cache), [(3, 1), (2, 2), (1, 3)]);
-        cache.plan(&[4]);
-        assert_eq!(state(&cache), [(4, 4), (2, 2), (1, 3)]);
-        let plan = cache.plan(&[1, 4, 5, 6]);
-        assert_eq!(
-            plan,
-            StepPlan { hits: vec![(1, 2), (4, 0)], kept: vec![(5, 1)], transient: vec![6], evicted: vec![2] }
-        );
-        assert_eq!(state(&cache), [(4, 6), (5, 7), (1, 5)]);
-    }
-
-    #[test]
-    fn a_forgotten_expert_is_a_miss_and_its_slot_is_used_first() {
-        let mut cache = LayerCache::new(2);
-        cache.plan(&[1, 2]);
-        cache.forget(2);
-        cache.forget(77);
-        assert_eq!(cache.residents(), [1]);
-        let plan = cache.plan(&[3]);
-        assert_eq!((plan.kept, plan.evicted), (vec![(3, 1)], vec![]));
-        cache.clear();
-        assert_eq!(cache.plan(&[1, 3]).hits, []);
-        assert_eq!(cache.quota(), 2);
-    }
-
-    /// The rules again, written as plainly as possible: residents from least to most
-    /// recently used.
-    struct Model {
-        quota: usize,
-        order: Vec<u32>,
-    }
-
-    impl Model {
-        fn step(&mut self, union: &[u32]) -> (Vec<u32>, Vec<u32>, Vec<u32>, Vec<u32>) {
-            let (hits, misses): (Vec<u32>, Vec<u32>) = union.iter().partition(|e| self.order.contains(e));
-            let mut kept = Vec::new();
-            let mut transient = Vec::new();
-            let mut evicted = Vec::new();
-            for miss in misses {
-                if self.order.len() + kept.len() >= self.quota {
-                    match self.order.iter().position(|e| !union.contains(e)) {
-                        Some(oldest) => evicted.push(self.order.remove(oldest)),
-                        None => {
-                            transient.push(miss);
-                            continue;
-                        }
-                    }
-                }
-                kept.push(miss);
-            }
-            self.order.retain(|e| !hits.contains(e));
-            self.order.extend(union.iter().filter(|e| hits.contains(e) || kept.contains(e)));
-            (hits, kept, transient, evicted)
-        }
-    }
-
-    fn union_of(experts: u32) -> impl Strategy<Value = Vec<u32>> {
-        let all: Vec<u32> = (0..experts).collect();
-        prop::sample::subsequence(all, 1..=experts as usize).prop_shuffle()
-    }
-
-    proptest! {
-        #[test]
-        fn agrees_with_the_plain_rules(
-            quota in 0usize..14,
-            unions in prop::collection::vec(union_of(12), 1..40),
-        ) {
-            let mut cache = LayerCache::new(quota);
-            let mut model = Model { quota, order: Vec::new() };
-            for union in &unions {
-                let before: BTreeSet<u32> = cache.residents().into_iter().collect();
-                let plan = cache.plan(union);
-                let first = |pairs: &[(u32, usize)]| pairs.iter().map(|p| p.0).collect::<Vec<_>>();
-                let (hits, kept, transient, evicted) = model.step(union);
-                prop_assert_eq!(first(&plan.hits), hits);
-                prop_assert_eq!(first(&plan.kept), kept);
-                prop_assert_eq!(&plan.transient, &transient);
-                prop_assert_eq!(&plan.evicted, &evicted);
-
-                prop_assert_eq!(counts(&plan).0 + counts(&plan).1, union.len());
-                prop_assert!(plan.evicted.iter().all(|e| !union.contains(e) && before.contains(e)));
-                prop_assert!(cache.residents().len() <= quota);
-                let mut slots: Vec<usize> = plan.hits.iter().chain(&plan.kept).map(|p| p.1).collect();
-                slots.sort_unstable();
-                slots.dedup();
-                prop_assert_eq!(slots.len(), plan.hits.len() + plan.kept.len(), "two experts in one slot");
-                if quota == 0 {
-                    prop_assert_eq!(&plan.transient, union);
-                }
-                if quota >= 12 {
-                    prop_assert!(plan.evicted.is_empty() && plan.transient.is_empty());
-                }
-                let newest = cache.slots.iter().flatten().max_by_key(|r| r.stamp).map(|r| r.expert);
-                prop_assert_eq!(newest, model.order.last().copied());
-            }
-            let mut order = model.order;
-            order.sort_unstable();
-            prop_assert_eq!(cache.residents(), order);
-        }
     }
 }

@@ -1,27 +1,49 @@
-//! The expert store: one layer's experts for one step, residents first, the
-//! rest as they arrive.
+//! The expert store: one layer's experts for one step, and reads that run ahead of it.
 //!
-//! The store owns every slab. A layer's slots hold its residents; staging slabs,
-//! shared by the layers of a class, hold experts that pass through. A [`Step`]
-//! borrows the store, so steps never overlap, and however a step ends (to the
-//! end, by an error, by cancellation, by being dropped) no read is left running
-//! and every slab is back.
+//! The store owns every slab. A layer's slots hold its residents; staging slabs, shared by the
+//! layers of a class, hold experts that pass through and experts that were read ahead. A [`Step`]
+//! borrows the store, so steps never overlap, and however a step ends (to the end, by an error,
+//! by cancellation, by being dropped) none of its reads is left running and every slab is back.
+//! Reads ahead go on between steps; what they bring is taken by the step that wants it, or its
+//! slab goes back.
 
+mod ahead;
 mod config;
 mod error;
+mod recording;
+mod slots;
+mod step;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_core::{CancelToken, ExpertKey, ReadSegment};
-use forebay_io::{Arena, Done, Job, Reader, Slab, Transform};
+use forebay_io::{Arena, Done, Job, MemoryInfo, Priority, Reader, Slab, Transform};
 
 pub use config::{ConfigError, LayerExperts, StoreConfig};
 pub use error::ExpertError;
+pub use step::{Ready, Step};
 
 use crate::cache::LayerCache;
 use crate::counters::Counters;
+use crate::governor::{Governor, Target};
+use crate::look_ahead::{Controller, LookAhead};
+use crate::routes::Union;
+use ahead::Ahead;
+use recording::Recording;
+use step::Run;
+
+/// The order in which a step hands its experts out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// Residents first, in routing order, then the others as they arrive. Nothing waits for
+    /// what it does not need.
+    #[default]
+    Arrival,
+    /// By expert id. What arrives early waits in its slab.
+    Ascending,
+}
 
 /// Experts in memory and on disk, behind one door.
 pub struct ExpertStore {
@@ -32,7 +54,21 @@ pub struct ExpertStore {
     staging: Vec<Vec<Slab>>,
     reader: Reader,
     counters: Counters,
+    /// What every job in the reader is for, by tag.
+    flights: HashMap<u64, Flight>,
+    next_tag: u64,
     run: Run,
+    ahead: Ahead,
+    look_ahead: Controller,
+    governed: Option<Governed>,
+    recording: Option<Recording>,
+}
+
+/// What keeps the number of slots in step with the machine.
+struct Governed {
+    governor: Governor,
+    read: fn() -> MemoryInfo,
+    started: Instant,
 }
 
 struct Layer {
@@ -46,48 +82,15 @@ struct Layer {
     slots: Vec<Option<Slab>>,
 }
 
-/// The step in progress. Kept here and not in [`Step`], so that the store can
-/// clean up even after a step that was leaked.
-#[derive(Default)]
-struct Run {
-    /// Index of the layer.
-    at: usize,
-    /// Residents in routing order, and how many were handed out.
-    hits: Vec<(u32, usize)>,
-    hits_shown: usize,
-    /// Every miss in disk order; a job's tag is an index into this.
-    loads: Vec<Load>,
-    /// Transient loads that wait for a staging slab.
-    waiting: VecDeque<usize>,
-    in_flight: usize,
-    /// The staging slab that the caller is looking at.
-    shown: Option<Slab>,
-    abandoned: bool,
-}
-
-struct Load {
-    expert: u32,
-    /// Cache slot of a miss that stays; `None` passes through.
-    slot: Option<usize>,
-    shown: bool,
-}
-
-/// The experts of one layer for one step, one at a time.
-///
-/// [`next_ready`](Self::next_ready) lends them out; see there for the order.
-/// Dropping a step early abandons what was not handed out.
-pub struct Step<'s> {
-    store: &'s mut ExpertStore,
-    cancel: Option<&'s CancelToken>,
-}
-
-/// An expert that can be computed now.
-#[derive(Clone, Copy, Debug)]
-pub struct Ready<'s> {
-    /// Its number in the layer.
-    pub expert: u32,
-    /// Its bytes, as the layer's segments (and transform) laid them out.
-    pub bytes: &'s [u8],
+/// Who waits for a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flight {
+    /// The step in progress: an index into its loads.
+    Load(usize),
+    /// A later step, perhaps.
+    Ahead,
+    /// Nobody any more.
+    Nobody,
 }
 
 impl ExpertStore {
@@ -107,45 +110,51 @@ impl ExpertStore {
                 slab_len,
                 experts,
                 transform,
-                cache: LayerCache::new(quota),
+                cache: LayerCache::new(quota, config.policy),
                 slots: take(class, quota).into_iter().map(Some).collect(),
             })
             .collect();
-        Ok(Self { index, layers, staging, reader, counters: Counters::default(), run: Run::default() })
+        Ok(Self {
+            index,
+            layers,
+            staging,
+            reader,
+            counters: Counters::default(),
+            flights: HashMap::new(),
+            next_tag: 0,
+            run: Run::default(),
+            ahead: Ahead::default(),
+            look_ahead: Controller::new(config.look_ahead),
+            governed: config.governed.map(|(plan, read)| Governed {
+                governor: Governor::new(plan),
+                read,
+                started: Instant::now(),
+            }),
+            recording: None,
+        })
     }
 
-    /// Starts a step: decides who stays and starts reading.
-    ///
-    /// `union` holds the distinct experts that the rows of the step selected, in
-    /// routing order; `requests` is how many selections that were (for the
-    /// counters). An error leaves the store as it was.
+    /// Starts a step: decides who stays and starts reading. An error leaves the store as it was.
     pub fn step<'s>(
         &'s mut self,
         layer: u32,
-        union: &[u32],
-        requests: u64,
+        union: &Union,
+        order: Order,
         cancel: Option<&'s CancelToken>,
     ) -> Result<Step<'s>, ExpertError> {
         let at = *self.index.get(&layer).ok_or(ExpertError::UnknownLayer { layer })?;
-        self.layers[at].check_union(union)?;
+        self.layers[at].check_union(&union.experts)?;
         if cancel.is_some_and(CancelToken::is_cancelled) {
             return Err(ExpertError::Cancelled { layer });
         }
         self.settle();
-
-        let plan = self.layers[at].cache.plan(union);
-        self.counters.requests += requests;
-        self.counters.hits += plan.hits.len() as u64;
-        self.counters.misses += (plan.kept.len() + plan.transient.len()) as u64;
-
-        let kept = plan.kept.iter().map(|&(expert, slot)| (expert, Some(slot)));
-        let transient = plan.transient.iter().map(|&expert| (expert, None));
-        let misses = kept.chain(transient).map(|(expert, slot)| Load { expert, slot, shown: false });
-        let mut loads: Vec<Load> = misses.collect();
-        loads.sort_by_cached_key(|load| self.layers[at].disk_position(load.expert));
-        self.run = Run { at, hits: plan.hits, loads, ..Run::default() };
-        self.start_loads();
-        Ok(Step { store: self, cancel })
+        self.collect();
+        self.govern();
+        if let Some(recording) = &mut self.recording {
+            recording.add(at, union);
+        }
+        self.begin_run(at, union, order);
+        Ok(Step::new(self, cancel))
     }
 
     /// What streaming cost so far.
@@ -162,12 +171,32 @@ impl ExpertStore {
         keys
     }
 
-    /// Forgets every resident expert, as if the store were new.
+    /// Forgets every resident expert and everything that was read ahead, as if the store were new.
     pub fn reset_residency(&mut self) {
         self.settle();
+        self.forget_guesses();
         for layer in &mut self.layers {
             layer.cache.clear();
         }
+    }
+
+    /// Forgets what was read ahead: the next step is about something else.
+    pub fn forget_ahead(&mut self) {
+        self.collect();
+        self.forget_guesses();
+    }
+
+    /// Changes whether experts are read ahead.
+    pub fn set_look_ahead(&mut self, mode: LookAhead) {
+        self.forget_ahead();
+        self.look_ahead = Controller::new(mode);
+    }
+
+    /// Slabs that are in their places, neither being read into nor lost. After a step ended and
+    /// nothing is read ahead, that is all of them.
+    pub fn slabs_at_home(&self) -> usize {
+        let slots = self.layers.iter().flat_map(|layer| &layer.slots).flatten().count();
+        slots + self.staging.iter().map(Vec::len).sum::<usize>()
     }
 
     /// The reader, for its figures.
@@ -175,110 +204,64 @@ impl ExpertStore {
         &self.reader
     }
 
-    /// Submits, in disk order, every load that has a slab: those that stay own one,
-    /// the others take staging slabs while there are any.
-    fn start_loads(&mut self) {
-        for tag in 0..self.run.loads.len() {
-            let layer = &mut self.layers[self.run.at];
-            let slab = match self.run.loads[tag].slot {
-                Some(slot) => layer.slots[slot].take(),
-                None => self.staging[layer.class].pop(),
-            };
-            match slab {
-                Some(slab) => self.submit(tag, slab),
-                None => self.run.waiting.push_back(tag),
+    /// Queues the read of an expert into a slab.
+    fn submit(&mut self, at: usize, expert: u32, slab: Slab, priority: Priority, flight: Flight) -> u64 {
+        let layer = &self.layers[at];
+        let tag = self.next_tag;
+        self.next_tag += 1;
+        self.flights.insert(tag, flight);
+        self.reader.submit(
+            priority,
+            Job {
+                tag,
+                segments: Arc::clone(&layer.experts[expert as usize]),
+                slab,
+                len: layer.slab_len,
+                transform: layer.transform.clone(),
+            },
+        );
+        tag
+    }
+
+    /// Deals with everything that has been read, without waiting.
+    fn collect(&mut self) {
+        while let Some(done) = self.reader.try_recv() {
+            self.arrived(done);
+        }
+    }
+
+    /// Waits for one read, counting the wait; `false` if there is nothing to wait for.
+    fn await_one(&mut self) -> bool {
+        let started = Instant::now();
+        let done = self.reader.recv();
+        self.counters.waited(started.elapsed());
+        match done {
+            Some(done) => self.arrived(done),
+            None => return false,
+        }
+        true
+    }
+
+    /// Hands what a job brought to whoever waits for it.
+    fn arrived(&mut self, done: Done) {
+        let Done { tag, slab, result } = done;
+        self.counters.finished(&result);
+        match self.flights.remove(&tag) {
+            Some(Flight::Load(load)) => self.load_arrived(load, slab, result.map(|_| ())),
+            Some(Flight::Ahead) => self.guess_arrived(tag, slab, result),
+            Some(Flight::Nobody) | None => {
+                if let Ok(stats) = result {
+                    self.counters.wasted(stats.bytes);
+                }
+                self.give_back(slab);
             }
         }
     }
 
-    fn submit(&mut self, tag: usize, slab: Slab) {
-        let layer = &self.layers[self.run.at];
-        self.reader.submit(Job {
-            tag: tag as u64,
-            segments: Arc::clone(&layer.experts[self.run.loads[tag].expert as usize]),
-            slab,
-            len: layer.slab_len,
-            transform: layer.transform.clone(),
-        });
-        self.run.in_flight += 1;
-    }
-
-    /// Takes back the slab that was handed out last, and reads the next expert into it.
-    fn reuse_shown(&mut self) {
-        if let Some(slab) = self.run.shown.take() {
-            match self.run.waiting.pop_front() {
-                Some(tag) => self.submit(tag, slab),
-                None => self.staging[slab.class()].push(slab),
-            }
-        }
-    }
-
-    /// Waits for a load, counting the wait; `None` when nothing is in flight.
-    fn receive(&mut self) -> Option<Done> {
-        let done = match self.reader.try_recv() {
-            Some(done) => done,
-            None => {
-                let start = Instant::now();
-                let done = self.reader.recv();
-                self.counters.wait_ns += start.elapsed().as_nanos() as u64;
-                done?
-            }
-        };
-        self.count(&done);
-        Some(done)
-    }
-
-    fn count(&mut self, done: &Done) {
-        self.run.in_flight -= 1;
-        match &done.result {
-            Ok(stats) => {
-                self.counters.loads += 1;
-                self.counters.bytes += stats.bytes;
-                self.counters.reads += stats.reads;
-                self.counters.service_ns += stats.service.as_nanos() as u64;
-            }
-            Err(_) => self.counters.failures += 1,
-        }
-    }
-
-    /// Puts the slab of a load that is not handed out where it came from.
-    fn put_back(&mut self, tag: u64, slab: Slab) {
-        match self.run.loads[tag as usize].slot {
-            Some(slot) => self.layers[self.run.at].slots[slot] = Some(slab),
-            None => self.staging[slab.class()].push(slab),
-        }
-    }
-
-    /// Ends the step in progress: nothing is in flight afterwards, every slab is back,
-    /// and a miss that was not handed out is not resident. Does nothing the second time.
-    fn settle(&mut self) {
-        self.run.waiting.clear();
-        self.reuse_shown();
-        if self.run.in_flight > 0 {
-            for job in self.reader.withdraw() {
-                self.run.in_flight -= 1;
-                self.put_back(job.tag, job.slab);
-            }
-            while let Some(done) = self.reader.recv() {
-                self.count(&done);
-                self.put_back(done.tag, done.slab);
-            }
-        }
-        for load in self.run.loads.drain(..).filter(|load| !load.shown) {
-            self.layers[self.run.at].cache.forget(load.expert);
-        }
-    }
-
-    /// Gives up the step in progress.
-    fn abandon(&mut self) {
-        self.run.abandoned = true;
-        self.settle();
-    }
-
-    fn ready_in_slot(&self, expert: u32, slot: usize) -> Ready<'_> {
-        let layer = &self.layers[self.run.at];
-        let slab = layer.slots[slot].as_ref().expect("the slab of a resident is in its slot");
-        Ready { expert, bytes: &slab[..layer.slab_len] }
+    /// A staging slab is free: the next load of the step may want it.
+    fn give_back(&mut self, slab: Slab) {
+        self.staging[slab.class()].push(slab);
+        self.start_loads();
     }
 }
 
@@ -296,63 +279,13 @@ impl Layer {
         Ok(())
     }
 
+    /// Bytes of an expert in the files.
+    fn read_bytes(&self, expert: u32) -> u64 {
+        self.experts[expert as usize].iter().map(|segment| segment.len as u64).sum()
+    }
+
     /// Where an expert's first byte lies.
     fn disk_position(&self, expert: u32) -> Option<(u32, u64)> {
         self.experts[expert as usize].iter().map(|segment| (segment.shard, segment.offset)).min()
-    }
-}
-
-impl Step<'_> {
-    /// The next expert of the union; `None` after the last one.
-    ///
-    /// Residents come first, in routing order and without waiting, then the others as
-    /// their reads complete. The caller must not let the order show in what it
-    /// computes. An error (a failed read, a cancellation) abandons the step: no more
-    /// experts come, and the store is ready for the next step.
-    pub fn next_ready(&mut self) -> Result<Option<Ready<'_>>, ExpertError> {
-        let store = &mut *self.store;
-        let layer = store.layers[store.run.at].layer;
-        if store.run.abandoned {
-            return Err(ExpertError::Abandoned { layer });
-        }
-        if self.cancel.is_some_and(CancelToken::is_cancelled) {
-            store.abandon();
-            return Err(ExpertError::Cancelled { layer });
-        }
-        store.reuse_shown();
-        if let Some(&(expert, slot)) = store.run.hits.get(store.run.hits_shown) {
-            store.run.hits_shown += 1;
-            return Ok(Some(store.ready_in_slot(expert, slot)));
-        }
-        if store.run.in_flight == 0 {
-            return Ok(None);
-        }
-        let Some(Done { tag, slab, result }) = store.receive() else {
-            store.abandon();
-            return Err(ExpertError::Abandoned { layer });
-        };
-        let Load { expert, slot, .. } = store.run.loads[tag as usize];
-        if let Err(cause) = result {
-            store.put_back(tag, slab);
-            store.abandon();
-            return Err(ExpertError::Load { key: ExpertKey { layer, expert }, cause });
-        }
-        store.run.loads[tag as usize].shown = true;
-        match slot {
-            Some(slot) => {
-                store.put_back(tag, slab);
-                Ok(Some(store.ready_in_slot(expert, slot)))
-            }
-            None => {
-                let len = store.layers[store.run.at].slab_len;
-                Ok(Some(Ready { expert, bytes: &store.run.shown.insert(slab)[..len] }))
-            }
-        }
-    }
-}
-
-impl Drop for Step<'_> {
-    fn drop(&mut self) {
-        self.store.settle();
     }
 }

@@ -9,7 +9,10 @@ use std::time::Duration;
 use forebay_core::{CancelToken, ExpertKey, ReadSegment};
 use forebay_io::{Arena, ReadError, Reader, ReaderConfig, Shard, SlabClass, Transform};
 use forebay_testkit::fault::{EIO, Faults, FaultyDisk};
-use forebay_tiers::{ConfigError, Counters, ExpertError, ExpertStore, LayerExperts, StoreConfig};
+use forebay_tiers::routes::Union;
+use forebay_tiers::{
+    ConfigError, Counters, ExpertError, ExpertStore, LayerExperts, LookAhead, Order, Policy, StoreConfig,
+};
 use proptest::prelude::*;
 
 /// Layers 3 and 4 are of class 0, layer 9 of class 1 (as an MTP layer would be).
@@ -80,11 +83,21 @@ fn world(quota: usize, staging: usize, workers: usize, faults: &Faults) -> World
         path: format!("layer-{layer}").into(),
         file: Arc::clone(disk) as _,
     });
-    let reader = Reader::new(shards.collect(), ReaderConfig { workers, scratch_per_worker: 0 }).unwrap();
+    let reader = Reader::new(
+        shards.collect(),
+        ReaderConfig { workers, scratch_per_worker: 0, ..ReaderConfig::default() },
+    )
+    .unwrap();
     let slabs =
         |class: usize, layers: usize| SlabClass { bytes: LEN[class], count: layers * quota + staging };
     let arena = Arena::new(&[slabs(0, 2), slabs(1, 1)]).unwrap();
-    let config = StoreConfig { layers: layers(quota), staging: vec![staging; 2] };
+    let config = StoreConfig {
+        layers: layers(quota),
+        staging: vec![staging; 2],
+        policy: Policy::Lru,
+        look_ahead: LookAhead::Off,
+        governed: None,
+    };
     let store = ExpertStore::new(config, &arena, reader).unwrap();
     World { disks, arena, store }
 }
@@ -93,10 +106,28 @@ fn class_of(layer: u32) -> usize {
     LAYERS.iter().find(|l| l.0 == layer).unwrap().1
 }
 
+fn one_row(experts: &[u32]) -> Union {
+    Union::of([experts])
+}
+
 /// Runs a step to its end; checks every byte; returns the experts in delivery order.
 fn run(store: &mut ExpertStore, layer: u32, union: &[u32]) -> Result<Vec<u32>, ExpertError> {
+    run_in(store, layer, union, Order::Arrival, None)
+}
+
+/// The same in any order, with guesses at another layer's next step.
+fn run_in(
+    store: &mut ExpertStore,
+    layer: u32,
+    union: &[u32],
+    how: Order,
+    guess: Option<(u32, &[u32])>,
+) -> Result<Vec<u32>, ExpertError> {
     let mut order = Vec::new();
-    let mut step = store.step(layer, union, union.len() as u64, None)?;
+    let mut step = store.step(layer, &one_row(union), how, None)?;
+    if let Some((layer, experts)) = guess {
+        step.store().look_ahead(layer, experts);
+    }
     while let Some(ready) = step.next_ready()? {
         assert!(ready.bytes == content(layer, class_of(layer), ready.expert), "expert {}", ready.expert);
         order.push(ready.expert);
@@ -106,6 +137,7 @@ fn run(store: &mut ExpertStore, layer: u32, union: &[u32]) -> Result<Vec<u32>, E
     let mut wanted = union.to_vec();
     wanted.sort_unstable();
     assert_eq!(sorted, wanted, "each expert once");
+    assert!(how == Order::Arrival || order == sorted);
     Ok(order)
 }
 
@@ -138,12 +170,63 @@ fn residents_come_first_and_disk_order_follows() {
     assert_eq!((window.requests, window.hits, window.loads, window.bytes), (1, 0, 1, 5000));
 }
 
+/// Waits until the reader has nothing to do.
+fn finish_reads(store: &ExpertStore) {
+    while store.reader().is_busy() {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+/// Guesses change when an expert is read and nothing else: not who is resident, not what counts
+/// as a hit or a miss.
+#[test]
+fn right_guesses_are_there_and_wrong_ones_are_forgotten() {
+    let mut world = world(2, 4, 2, &Faults::default());
+    let store = &mut world.store;
+    run(store, 4, &[1]).unwrap();
+    // Expert 1 is resident and 2 is asked for twice: 2, 3 and 7 are read.
+    run_in(store, 3, &[0], Order::Arrival, Some((4, &[2, 1, 3, 2, 7, 99]))).unwrap();
+    finish_reads(store);
+    let before = store.counters();
+    let order = run(store, 4, &[8, 3, 2]).unwrap();
+    assert_eq!(order, [3, 2, 8], "what was read ahead needs no wait");
+    let found = store.counters().since(&before);
+    assert_eq!((found.hits, found.misses, found.ahead_ready, found.ahead_late), (0, 3, 2, 0));
+    assert_eq!((found.ahead_useful_bytes, found.ahead_wasted, found.ahead_wasted_bytes), (10_000, 1, 5000));
+    let all = store.counters();
+    assert_eq!((all.ahead_asked, all.loads), (3, all.misses + 1));
+    assert_eq!(resident(store, 4), [3, 8], "as without guesses");
+    // A guess at a step that does not come.
+    run_in(store, 3, &[0], Order::Arrival, Some((4, &[5]))).unwrap();
+    finish_reads(store);
+    run(store, 9, &[0, 1]).unwrap();
+    assert_eq!(store.counters().ahead_wasted, 2);
+    store.reset_residency();
+    drop(world.store);
+    assert_eq!(world.arena.stats().in_use_bytes, 0);
+}
+
+#[test]
+fn a_guess_that_cannot_be_read_fails_nothing_until_it_is_wanted() {
+    let bad = weight_offset(0, 5) + 1000;
+    let mut world = world(2, 4, 2, &Faults::default());
+    world.disks[1].set(Faults { bad: Some(bad..bad + 1), ..Faults::default() });
+    let store = &mut world.store;
+    run_in(store, 3, &[0], Order::Arrival, Some((4, &[5, 6]))).unwrap();
+    finish_reads(store);
+    run_in(store, 4, &[6, 7], Order::Arrival, None).unwrap();
+    run_in(store, 3, &[0], Order::Arrival, Some((4, &[5]))).unwrap();
+    finish_reads(store);
+    assert!(matches!(run(store, 4, &[5, 8]), Err(ExpertError::Load { .. })));
+    run(store, 4, &[8]).unwrap();
+}
+
 #[test]
 fn one_staging_slab_streams_any_union() {
     let mut world = world(0, 1, 3, &Faults::default());
     let all: Vec<u32> = (0..EXPERTS).collect();
-    for layer in [3, 9, 4] {
-        run(&mut world.store, layer, &all).unwrap();
+    for (layer, order) in [(3, Order::Arrival), (9, Order::Ascending), (4, Order::Ascending)] {
+        run_in(&mut world.store, layer, &all, order, Some((3, &[1, 2]))).unwrap();
     }
     assert!(world.store.resident().is_empty());
     assert_eq!(world.arena.available(0) + world.arena.available(1), 0, "the store owns its slabs");
@@ -202,7 +285,7 @@ fn what_was_not_handed_out_is_not_resident() {
     let store = &mut world.store;
     run(store, 3, &[0]).unwrap();
     {
-        let mut step = store.step(3, &[0, 1, 2, 3, 4, 5], 6, None).unwrap();
+        let mut step = store.step(3, &one_row(&[0, 1, 2, 3, 4, 5]), Order::Arrival, None).unwrap();
         assert_eq!(step.next_ready().unwrap().unwrap().expert, 0);
     }
     assert_eq!(resident(store, 3), [0]);
@@ -210,7 +293,7 @@ fn what_was_not_handed_out_is_not_resident() {
 
     // Cancelled between two experts.
     let token = CancelToken::new();
-    let mut step = store.step(3, &[0, 1, 2, 3, 4, 5], 6, Some(&token)).unwrap();
+    let mut step = store.step(3, &one_row(&[0, 1, 2, 3, 4, 5]), Order::Arrival, Some(&token)).unwrap();
     assert_eq!(step.next_ready().unwrap().unwrap().expert, 0);
     let second = step.next_ready().unwrap().unwrap().expert;
     token.cancel();
@@ -222,13 +305,16 @@ fn what_was_not_handed_out_is_not_resident() {
 
     // Cancelled before it starts: nothing changes.
     let before = store.counters();
-    assert!(matches!(store.step(3, &[7], 1, Some(&token)), Err(ExpertError::Cancelled { layer: 3 })));
+    assert!(matches!(
+        store.step(3, &one_row(&[7]), Order::Arrival, Some(&token)),
+        Err(ExpertError::Cancelled { layer: 3 })
+    ));
     assert_eq!(store.counters(), before);
     token.reset();
-    store.step(3, &[7], 1, Some(&token)).unwrap().next_ready().unwrap();
+    store.step(3, &one_row(&[7]), Order::Arrival, Some(&token)).unwrap().next_ready().unwrap();
 
     // Even a step that nobody dropped is cleaned up by the next.
-    std::mem::forget(store.step(4, &[1, 2, 3, 4, 5, 6, 7], 7, None).unwrap());
+    std::mem::forget(store.step(4, &one_row(&[1, 2, 3, 4, 5, 6, 7]), Order::Arrival, None).unwrap());
     run(store, 4, &[1, 8, 9]).unwrap();
     assert_eq!(resident(store, 4), [1, 8, 9]);
     drop(world.store);
@@ -239,7 +325,7 @@ fn what_was_not_handed_out_is_not_resident() {
 fn an_abandoned_step_does_not_read_what_it_has_not_started() {
     let mut world = world(12, 1, 1, &Faults { latency: Duration::from_millis(2), ..Faults::default() });
     let all: Vec<u32> = (0..EXPERTS).collect();
-    drop(world.store.step(3, &all, 12, None).unwrap());
+    drop(world.store.step(3, &one_row(&all), Order::Arrival, None).unwrap());
     // The one worker may have started one expert, or two if this thread was slow.
     assert!(world.store.counters().loads < 6, "{:?}", world.store.counters());
     assert_eq!(world.store.reader().in_flight(), 0);
@@ -251,11 +337,14 @@ fn an_abandoned_step_does_not_read_what_it_has_not_started() {
 fn unions_that_make_no_sense_are_refused() {
     let mut world = world(1, 1, 1, &Faults::default());
     let before = world.store.counters();
-    let mut refuse = |layer, union: &[u32]| world.store.step(layer, union, 1, None).err().unwrap();
+    let mut refuse =
+        |layer, union: &[u32]| world.store.step(layer, &one_row(union), Order::Arrival, None).err().unwrap();
     assert_eq!(refuse(5, &[0]), ExpertError::UnknownLayer { layer: 5 });
     let key = ExpertKey { layer: 3, expert: 12 };
     assert_eq!(refuse(3, &[0, 12]), ExpertError::UnknownExpert { key, experts: 12 });
-    assert_eq!(refuse(3, &[4, 0, 4]), ExpertError::Repeated { key: ExpertKey { layer: 3, expert: 4 } });
+    let twice = Union { experts: vec![4, 0, 4], uses: vec![1; 3], rows: 1 };
+    let error = world.store.step(3, &twice, Order::Arrival, None).err().unwrap();
+    assert_eq!(error, ExpertError::Repeated { key: ExpertKey { layer: 3, expert: 4 } });
     assert_eq!(world.store.counters(), before);
     assert_eq!(run(&mut world.store, 3, &[]).unwrap(), [0; 0]);
 }
@@ -268,10 +357,20 @@ fn configurations_that_cannot_work_are_refused() {
             file: Arc::new(FaultyDisk::of_bytes(Vec::new(), Faults::default())),
         };
         let shards = vec![shard("a"), shard("b"), shard("c")];
-        let reader = Reader::new(shards, ReaderConfig { workers: 1, scratch_per_worker: 100 }).unwrap();
+        let reader = Reader::new(
+            shards,
+            ReaderConfig { workers: 1, scratch_per_worker: 100, ..ReaderConfig::default() },
+        )
+        .unwrap();
         let arena =
             Arena::new(&[SlabClass { bytes: 8192, count: 6 }, SlabClass { bytes: 12288, count: 4 }]).unwrap();
-        let mut config = StoreConfig { layers: layers(2), staging: vec![2; 2] };
+        let mut config = StoreConfig {
+            layers: layers(2),
+            staging: vec![2; 2],
+            policy: Policy::Lru,
+            look_ahead: LookAhead::Off,
+            governed: None,
+        };
         change(&mut config);
         ExpertStore::new(config, &arena, reader).err()
     };
@@ -339,14 +438,24 @@ impl Transform for Negate {
 fn transforms_run_on_the_way_in() {
     let (bytes, experts) = shard_of(3, 0);
     let shard = Shard { path: "raw".into(), file: Arc::new(FaultyDisk::of_bytes(bytes, Faults::default())) };
-    let reader = Reader::new(vec![shard], ReaderConfig { workers: 2, scratch_per_worker: LEN[0] }).unwrap();
+    let reader = Reader::new(
+        vec![shard],
+        ReaderConfig { workers: 2, scratch_per_worker: LEN[0], ..ReaderConfig::default() },
+    )
+    .unwrap();
     let arena = Arena::new(&[SlabClass { bytes: LEN[0], count: 3 }]).unwrap();
     let transform = Some(Arc::new(Negate { fail_on: Some(byte(3, 7, 0)) }) as _);
     let layer = LayerExperts { class: 0, quota: 2, slab_len: LEN[0], experts, transform };
-    let config = StoreConfig { layers: [(3, layer)].into(), staging: vec![1] };
+    let config = StoreConfig {
+        layers: [(3, layer)].into(),
+        staging: vec![1],
+        policy: Policy::Lru,
+        look_ahead: LookAhead::Off,
+        governed: None,
+    };
     let mut store = ExpertStore::new(config, &arena, reader).unwrap();
     for _ in 0..2 {
-        let mut step = store.step(3, &[0, 1, 2], 3, None).unwrap();
+        let mut step = store.step(3, &one_row(&[0, 1, 2]), Order::Arrival, None).unwrap();
         while let Some(ready) = step.next_ready().unwrap() {
             let plain = content(3, 0, ready.expert);
             assert!(
@@ -354,7 +463,7 @@ fn transforms_run_on_the_way_in() {
             );
         }
     }
-    let error = store.step(3, &[7], 1, None).unwrap().next_ready().unwrap_err();
+    let error = store.step(3, &one_row(&[7]), Order::Arrival, None).unwrap().next_ready().unwrap_err();
     assert!(
         matches!(&error, ExpertError::Load { key, cause: ReadError::Transform { reason, .. } }
             if key.expert == 7 && reason == "refused"),
@@ -378,12 +487,14 @@ fn unions() -> impl Strategy<Value = Vec<(u32, Vec<u32>)>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// A slow, stuttering disk and any number of workers: the same bytes, the same
-    /// residents after every step, the same counts as a calm one.
+    /// A slow, stuttering disk, any number of workers, any order and any guesses: the same
+    /// bytes, the same residents after every step, the same counts as a calm one.
     #[test]
     fn the_disk_never_shows(
         seed: u64,
         steps in unions(),
+        guesses in prop::collection::vec(prop::option::of(unions()), 10),
+        ascending in prop::collection::vec(any::<bool>(), 10),
         quota in 0usize..=13,
         staging in 1usize..4,
         workers in 1usize..5,
@@ -392,21 +503,27 @@ proptest! {
         let tired = Faults { seed, short_reads: 30, interrupts: 20, latency, ..Faults::default() };
         let mut calm = world(quota, staging, 1, &Faults::default());
         let mut tired = world(quota, staging, workers, &tired);
-        for (layer, union) in &steps {
+        for (((layer, union), guess), ascending) in steps.iter().zip(&guesses).zip(ascending) {
+            let order = if ascending { Order::Ascending } else { Order::Arrival };
+            let guess = guess.as_ref().map(|guess| (guess[0].0, &guess[0].1[..]));
             run(&mut calm.store, *layer, union).unwrap();
-            run(&mut tired.store, *layer, union).unwrap();
+            run_in(&mut tired.store, *layer, union, order, guess).unwrap();
             prop_assert_eq!(calm.store.resident(), tired.store.resident());
         }
-        for world in [&calm, &tired] {
+        for world in [&mut calm, &mut tired] {
+            // Guesses at a step that did not come end here.
+            world.store.forget_ahead();
+            finish_reads(&world.store);
+            world.store.forget_ahead();
             let c = world.store.counters();
             let resolutions: usize = steps.iter().map(|(_, union)| union.len()).sum();
             prop_assert_eq!(c.hits + c.misses, resolutions as u64);
-            prop_assert_eq!(c.loads, c.misses);
+            prop_assert_eq!(c.loads, c.misses + c.ahead_wasted);
             prop_assert_eq!((c.requests, c.failures), (resolutions as u64, 0));
             prop_assert_eq!(c.reads, world.disks.iter().map(|disk| disk.reads()).sum::<u64>());
         }
         let (calm, tired) = (calm.store.counters(), tired.store.counters());
-        prop_assert_eq!((calm.hits, calm.bytes), (tired.hits, tired.bytes));
+        prop_assert_eq!((calm.hits, calm.bytes), (tired.hits, tired.bytes - tired.ahead_wasted_bytes));
     }
 
     /// Steps that fail, are cut short or run through, in any order: bytes are always
@@ -427,7 +544,7 @@ proptest! {
         for ((layer, union), stop) in steps.iter().zip(stops) {
             let before: Vec<u32> = resident(&world.store, *layer);
             let mut shown = Vec::new();
-            let mut step = world.store.step(*layer, union, 0, None).unwrap();
+            let mut step = world.store.step(*layer, &one_row(union), Order::Arrival, None).unwrap();
             while shown.len() < stop.unwrap_or(usize::MAX) {
                 match step.next_ready() {
                     Ok(Some(ready)) => {

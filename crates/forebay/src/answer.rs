@@ -4,13 +4,16 @@ use std::io::{self, IsTerminal};
 
 use forebay_core::CancelToken;
 use forebay_engine::{Event, Finish, Request, Sampling, Session, Stats};
+use forebay_model::Trace;
 use forebay_text::reasoning::THINK_OPEN;
 use forebay_text::{ReasoningDelta, ReasoningSplitter, RenderedPrompt, Utf8Stream};
 
 use crate::console::{self, Output};
 use crate::failure::Failure;
+use crate::hindsight::Hindsight;
 use crate::load::Loaded;
 use crate::progress::{Progress, Unit};
+use crate::record::Record;
 
 /// What to answer.
 pub struct Ask<'a> {
@@ -57,6 +60,8 @@ pub struct Answer {
     pub finish: Finish,
     /// What it cost.
     pub stats: Stats,
+    /// How that compares.
+    pub hindsight: Hindsight,
 }
 
 impl Answer {
@@ -112,13 +117,15 @@ impl Pipe<'_> {
     }
 }
 
-/// Appends the prompt to the session and generates the answer; `on_text` sees its text as it becomes certain.
-/// An error of `on_text` ends the generation.
+/// Appends the prompt to the session and generates the answer; `on_text` sees its text as it becomes certain
+/// and `trace` what its passes choose. An error of `on_text` ends the generation.
 pub fn generate(
     model: &mut Loaded,
     session: &mut Session,
     ask: &Ask<'_>,
     cancel: &CancelToken,
+    trace: Option<&mut dyn Trace>,
+    mut record: Option<&mut Record>,
     on_text: &mut dyn FnMut(&ReasoningDelta) -> Result<(), Failure>,
 ) -> Result<Answer, Failure> {
     let splitter = match ask.form {
@@ -134,6 +141,11 @@ pub fn generate(
     let on_event = &mut |event| match event {
         Event::Prefill { done, total } => {
             progress.iter().for_each(|line| line.update(done as u64, total as u64));
+        }
+        Event::Pass(stats) => {
+            if let Some(record) = &mut record {
+                record.pass(&stats);
+            }
         }
         Event::Token(id) => {
             if ids.is_empty() {
@@ -155,7 +167,9 @@ pub fn generate(
         sampling: ask.sampling,
         stops: model.stops.ids(),
     };
-    let outcome = session.generate(&mut model.engine, &request, cancel, None, on_event);
+    let busy = model.engine.store().disk_time();
+    let outcome = session.generate(&mut model.engine, &request, cancel, trace, on_event);
+    let busy = model.engine.store().disk_time().saturating_sub(busy);
     drop(progress);
     if let Some(failure) = failed {
         return Err(failure);
@@ -169,7 +183,8 @@ pub fn generate(
         ));
     }
     let Pipe { content, reasoning, .. } = pipe;
-    Ok(Answer { ids, content, reasoning, finish: outcome.finish, stats: outcome.stats })
+    let hindsight = Hindsight::of(&mut model.engine, &outcome.stats, busy);
+    Ok(Answer { ids, content, reasoning, finish: outcome.finish, stats: outcome.stats, hindsight })
 }
 
 /// Shows an answer while it arrives: content on standard output, reasoning on standard error.

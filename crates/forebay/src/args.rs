@@ -5,9 +5,13 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use forebay_core::{ByteSize, Format};
-use forebay_engine::EngineOptions;
+use forebay_engine::{EngineOptions, IoOptions, Rates};
+use forebay_hub::synth::spec::DEFAULT_SHARD_BYTES;
+use forebay_io::{Access, Backend};
 use forebay_kernels::Isa;
-use forebay_model::{Arith, KvDtype};
+use forebay_model::{Arith, EmbeddingPlace, KvDtype};
+
+use forebay_tiers::{LookAhead, Policy};
 
 use crate::bench::{Layout, Shape};
 
@@ -24,6 +28,7 @@ const AFTER_HELP: &str = "\
 Examples:
   forebay run \"What is 2+2?\"
   forebay chat --model /models/GLM-5.2 --memory 24G
+  forebay plan /models/GLM-5.2 --machine-memory 24G
   forebay inspect /models/GLM-5.2 --memory 16G
   forebay score --file book.txt
 
@@ -77,16 +82,47 @@ pub enum Verb {
     /// Says what the model is, which optional parts it has, and how the memory of this machine (or of
     /// --memory) would be divided. Ends with status 4 when it would not fit.
     Inspect(InspectArgs),
+    /// Show how memory would be divided, how much comes from disk, and how fast that can be
+    ///
+    /// Reads only headers: it takes a second for a model of any size, before or after buying memory for it. Ends
+    /// with status 4 when the model would not fit.
+    Plan(PlanArgs),
     /// Measure how well a model predicts a text (perplexity)
     ///
     /// Every token is scored given the tokens before it. A text longer than the window is cut into windows,
     /// each scored from scratch. A text may have up to 16 MiB: it is encoded in one piece, which takes memory
     /// beside that of --memory.
     Score(ScoreArgs),
-    /// Measure the speed of the arithmetic on this machine
+    /// Measure the speed of arithmetic and disks on this machine
     Bench(BenchArgs),
     /// Say what this machine has, what Forebay would use of it, and what costs speed
     Doctor(DoctorArgs),
+    /// Measure how this machine reads a model best, and keep the result
+    ///
+    /// Takes less than half a minute. Reads blocks as large as an expert from the model's files, past the page cache
+    /// and through it, and all compute threads read memory. The result is kept in the cache folder, with what it was
+    /// measured with.
+    Tune(TuneArgs),
+    /// Write a model of random weights with the true shape of GLM-5.2
+    ///
+    /// For measuring this machine without the real model: layers, experts, formats and files are as large as the
+    /// real ones, experts are chosen about as often as real text does, and the text that comes out is noise. A run
+    /// that was stopped goes on when the same command is given again. docs/synth.md says more.
+    Synth(SynthArgs),
+}
+
+/// `forebay tune`.
+#[derive(Debug, Args)]
+pub struct TuneArgs {
+    /// The model folder [default: $FOREBAY_MODEL, else the bundled demonstration model]
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+    /// Measure nothing; show what was found last
+    #[arg(long)]
+    pub show: bool,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `forebay run`.
@@ -104,6 +140,14 @@ pub struct RunArgs {
     /// standard input is not part of the prompt, and control tokens are ordinary text.
     #[arg(long, conflicts_with_all = ["system", "think"])]
     pub no_template: bool,
+    /// Record which experts every token used, for `forebay bench cache --trace`
+    ///
+    /// One JSON object a line; docs/cache.md describes it. An existing file is replaced.
+    #[arg(long, value_name = "PATH")]
+    pub route_trace: Option<PathBuf>,
+    /// Write what every pass cost to this file, as JSON lines, and the whole run in the last one
+    #[arg(long, value_name = "PATH")]
+    pub record: Option<PathBuf>,
     /// Print one JSON object with answer, measurements and settings instead of text
     #[arg(long)]
     pub json: bool,
@@ -138,6 +182,41 @@ pub struct InspectArgs {
     /// How to run the model.
     #[command(flatten)]
     pub engine: EngineArgs,
+}
+
+/// `forebay plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// The model folder; the same as --model
+    #[arg(value_name = "DIR", conflicts_with = "model")]
+    pub dir: Option<PathBuf>,
+    /// Plan for a machine with this much memory on which nothing else runs, such as 24G, instead of this one
+    #[arg(long, value_name = "SIZE")]
+    pub machine_memory: Option<ByteSize>,
+    /// Count what drafting with the model's MTP layer would take (Forebay does not draft yet)
+    #[arg(long)]
+    pub mtp: bool,
+    /// Bytes per second that the disk gives, such as 7G, instead of what was measured
+    #[arg(long, value_name = "SIZE")]
+    pub disk_rate: Option<ByteSize>,
+    /// Bytes per second that memory gives, such as 90G, instead of what was measured
+    #[arg(long, value_name = "SIZE")]
+    pub memory_rate: Option<ByteSize>,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
+    /// How to run the model.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+impl PlanArgs {
+    /// The options of the run to plan.
+    pub fn options(&self) -> EngineOptions {
+        let rate = |given: Option<ByteSize>| given.map(|ByteSize(bytes)| bytes as f64);
+        let rates = Rates { disk: rate(self.disk_rate), memory: rate(self.memory_rate) };
+        EngineOptions { rates, ..self.engine.options() }
+    }
 }
 
 /// `forebay score`.
@@ -198,6 +277,87 @@ pub enum BenchWhat {
     /// A prompt, then single tokens behind a filled context. The parts of the time add up. Give enough --memory
     /// for all experts to measure arithmetic alone.
     Forward(BenchForwardArgs),
+    /// Measure tokens while experts come from disk, beside what disk and arithmetic allow
+    ///
+    /// The same tokens in turns, without and with reading ahead. Give less --memory than the experts take, and
+    /// --throttle-disk to see what another disk would do.
+    Stream(BenchStreamArgs),
+    /// Replay which experts a model used against every cache policy and the best cache possible
+    ///
+    /// Without --trace the routes are made up so that they are used again as often as GLM-5.2's are. Takes a
+    /// few seconds; no model is needed. docs/cache.md says how to read the result.
+    Cache(BenchCacheArgs),
+    /// Measure how fast experts can be read from disk
+    ///
+    /// Reads blocks as large as an expert from random places, by worker threads and by io_uring, past the page cache
+    /// and through it, with several depths, in turns. Nothing is written.
+    Io(BenchIoArgs),
+}
+
+/// `forebay bench stream`.
+#[derive(Debug, Args)]
+pub struct BenchStreamArgs {
+    /// Tokens of the prompt
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub prompt: u32,
+    /// Single tokens of each turn
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub steps: u32,
+    /// Turns of each way; the median counts
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub rounds: u16,
+    /// Measure the prompt too, once a turn
+    #[arg(long)]
+    pub prefill: bool,
+    /// Print one JSON object with every turn instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// How to run the model.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// `forebay bench cache`.
+#[derive(Debug, Args)]
+pub struct BenchCacheArgs {
+    /// Replay this recording (`forebay run --route-trace`); its first half serves as history
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["tokens", "seed"])]
+    pub trace: Option<PathBuf>,
+    /// Tokens to make up
+    #[arg(long, value_name = "N", default_value_t = 700, value_parser = clap::value_parser!(u32).range(2..=20_000))]
+    pub tokens: u32,
+    /// Same seed, same routes
+    #[arg(long, value_name = "N", default_value_t = 300)]
+    pub seed: u64,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `forebay bench io`.
+#[derive(Debug, Args)]
+pub struct BenchIoArgs {
+    /// Read the files of this model folder [default: $FOREBAY_MODEL, else the bundled demonstration model]
+    #[arg(long, value_name = "DIR", conflicts_with = "file")]
+    pub model: Option<PathBuf>,
+    /// Read this file
+    #[arg(long, value_name = "PATH")]
+    pub file: Option<PathBuf>,
+    /// Bytes of one read, up to 256 MiB [default: the model's largest expert; with --file one of GLM-5.2's]
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub block: Option<ByteSize>,
+    /// Reads at a time; a list separated by commas
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16], value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub depth: Vec<u8>,
+    /// How often everything is measured, in turns; the median counts
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub rounds: u16,
+    /// Milliseconds of one sample
+    #[arg(long, value_name = "MS", default_value_t = 250, value_parser = clap::value_parser!(u16).range(1..))]
+    pub sample: u16,
+    /// Print one JSON object with every round instead of a table
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `forebay bench forward`.
@@ -273,9 +433,78 @@ pub enum KernelArg {
 /// `forebay doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
+    /// Also say how the model in this folder would run here [default: $FOREBAY_MODEL, if set]
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
     /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,
+}
+
+/// `forebay synth`.
+#[derive(Debug, Args)]
+pub struct SynthArgs {
+    /// The folder to write to: a new or empty one, or one where the same command was stopped
+    #[arg(value_name = "DIR")]
+    pub out: PathBuf,
+    /// Layers, the first three of them dense; GLM-5.2 has 78
+    #[arg(long, value_name = "N", conflicts_with_all = ["dense", "moe"], value_parser = clap::value_parser!(u16).range(1..=128))]
+    pub layers: Option<u16>,
+    /// Dense layers [default: 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=128))]
+    pub dense: Option<u16>,
+    /// Layers of experts [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=128))]
+    pub moe: Option<u16>,
+    /// Format of the weights: int4-row, int4-g64 (or g16 to g256), int8, int2-row, bf16, f16 or f32
+    #[arg(long, value_name = "FORMAT", default_value = "int4-row")]
+    pub format: Format,
+    /// Add the layer that drafts tokens (multi-token prediction)
+    #[arg(long)]
+    pub mtp: bool,
+    /// Add the indexer of sparse attention
+    #[arg(long)]
+    pub dsa: bool,
+    /// Sizes that are not given one by one
+    #[arg(long, value_enum, value_name = "SHAPE", default_value_t = ShapeArg::Glm52)]
+    pub shape: ShapeArg,
+    /// Experts per layer
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub experts: Option<u32>,
+    /// Width of the residual stream
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub hidden: Option<u32>,
+    /// Width of one expert
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub expert_width: Option<u32>,
+    /// Token ids; at least the 8192 of the tokenizer that comes with the model
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub vocab: Option<u32>,
+    /// Same seed and options, same bytes, on any machine
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Largest weight file
+    #[arg(long, value_name = "SIZE", default_value_t = ByteSize(DEFAULT_SHARD_BYTES))]
+    pub file_size: ByteSize,
+    /// Threads that make weights [default: the cores that may be used]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// Only say which files would be written
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `--shape`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ShapeArg {
+    /// GLM-5.2: 256 experts of 19 MB a layer
+    #[value(name = "glm-5.2")]
+    Glm52,
+    /// The same structure at about a thousandth of the size
+    Tiny,
 }
 
 /// How to answer.
@@ -321,6 +550,10 @@ pub struct EngineArgs {
     /// Tokens per pass while reading a prompt [default: as many as fit]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub chunk: Option<u32>,
+    /// Where token embeddings are kept; a token needs one row, so on disk they cost a small read and free memory
+    /// for experts [default: disk, unless everything fits into memory]
+    #[arg(long, value_enum, value_name = "PLACE")]
+    pub embedding: Option<EmbeddingArg>,
     /// Precision of the KV cache; changes results slightly
     #[arg(long, value_enum, default_value_t = KvDtypeArg::Bf16)]
     pub kv_dtype: KvDtypeArg,
@@ -338,6 +571,112 @@ pub struct EngineArgs {
     /// Instruction set: scalar, avx2, avx512, neon, neon-dotprod or neon-i8mm [default: the best there is]
     #[arg(long, value_name = "ISA")]
     pub cpu_features: Option<Isa>,
+    /// How experts are read.
+    #[command(flatten)]
+    pub disk: DiskArgs,
+}
+
+/// How experts are read. Changes nothing but speed.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Disk")]
+pub struct DiskArgs {
+    /// Another folder with copies of the model's files, or of some of them, best on another disk: each expert
+    /// is read from where it is expected first; may be given several times
+    #[arg(long, value_name = "DIR")]
+    pub mirror: Vec<PathBuf>,
+    /// Who reads: threads or the kernel's ring (Linux) [default: what forebay tune found, else threads]
+    #[arg(long, value_enum, value_name = "BACKEND")]
+    pub io_backend: Option<BackendArg>,
+    /// Read through the page cache or past it [default: what forebay tune found, else past it, unless
+    /// every expert fits into memory]
+    #[arg(long, value_enum, value_name = "ACCESS")]
+    pub io_access: Option<AccessArg>,
+    /// Experts that are read at a time [default: what forebay tune found, else 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub io_depth: Option<u16>,
+    /// Read experts before it is certain that they are wanted, while the disk has nothing else to do
+    #[arg(long, value_enum, default_value_t = LookAheadArg::Auto)]
+    pub look_ahead: LookAheadArg,
+    /// Which experts stay in memory: those used most lately at three speeds, or the last ones
+    #[arg(long, value_enum, default_value_t = PolicyArg::Blend)]
+    pub cache_policy: PolicyArg,
+    /// Pretend that the disk reads at most this much a second, such as 1G, for experiments; reads go through
+    /// the page cache then, unless --io-access says otherwise
+    #[arg(long, value_name = "RATE")]
+    pub throttle_disk: Option<ByteSize>,
+}
+
+impl DiskArgs {
+    fn io(&self) -> IoOptions {
+        IoOptions {
+            backend: self.io_backend.map(|backend| match backend {
+                BackendArg::Pool => Backend::Pool,
+                BackendArg::Uring => Backend::Uring,
+            }),
+            access: self.io_access.map(|access| match access {
+                AccessArg::Buffered => Access::Buffered,
+                AccessArg::Uncached => Access::Uncached,
+                AccessArg::Direct => Access::Direct,
+            }),
+            depth: self.io_depth.map(usize::from),
+            throttle: self.throttle_disk.map(|rate| rate.0),
+        }
+    }
+
+    fn look_ahead(&self) -> LookAhead {
+        match self.look_ahead {
+            LookAheadArg::Auto => LookAhead::Auto,
+            LookAheadArg::On => LookAhead::On,
+            LookAheadArg::Off => LookAhead::Off,
+        }
+    }
+
+    fn policy(&self) -> Policy {
+        match self.cache_policy {
+            PolicyArg::Blend => Policy::Blend,
+            PolicyArg::Lru => Policy::Lru,
+        }
+    }
+}
+
+/// `--io-backend`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BackendArg {
+    /// Threads that read
+    Pool,
+    /// A ring of the Linux kernel; threads where it refuses
+    Uring,
+}
+
+/// `--io-access`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum AccessArg {
+    /// Through the page cache, which keeps what it can
+    Buffered,
+    /// Through the page cache, which is told to forget
+    Uncached,
+    /// Past the page cache
+    Direct,
+}
+
+/// `--look-ahead`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LookAheadArg {
+    /// Where measurements say that it gains
+    Auto,
+    /// Always
+    On,
+    /// Never
+    Off,
+}
+
+/// `--cache-policy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PolicyArg {
+    /// Aged frequency at three speeds
+    Blend,
+    /// Least recently used
+    Lru,
 }
 
 impl EngineArgs {
@@ -359,9 +698,25 @@ impl EngineArgs {
             isa: self.cpu_features,
             quantise: self.quantize,
             low_rank_norm_eps: self.low_rank_norm_eps,
+            embedding: self.embedding.map(|place| match place {
+                EmbeddingArg::Memory => EmbeddingPlace::Memory,
+                EmbeddingArg::Disk => EmbeddingPlace::Disk,
+            }),
+            io: self.disk.io(),
+            look_ahead: self.disk.look_ahead(),
+            policy: self.disk.policy(),
             ..EngineOptions::default()
         }
     }
+}
+
+/// `--embedding`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum EmbeddingArg {
+    /// With the other weights
+    Memory,
+    /// In its file
+    Disk,
 }
 
 /// `--kv-dtype`.
@@ -424,7 +779,8 @@ mod tests {
     #[test]
     fn options_reach_the_engine() {
         let line = "forebay score x --memory 2G --threads 3 --context 77 --chunk 9 --kv-dtype f32 \
-                    --arith exact --quantize int4-g32 --low-rank-norm-eps 1e-6 --cpu-features scalar";
+                    --arith exact --quantize int4-g32 --low-rank-norm-eps 1e-6 --cpu-features scalar \
+                    --embedding disk";
         let Verb::Score(args) = Cli::try_parse_from(line.split_whitespace()).unwrap().verb else { panic!() };
         let options = args.engine.options();
         assert_eq!(options.memory, Some(ByteSize(2_000_000_000)));
@@ -432,6 +788,7 @@ mod tests {
         assert_eq!((options.kv_dtype, options.arith), (KvDtype::F32, Arith::Exact));
         assert_eq!(options.quantise.map(|format| format.to_string()).as_deref(), Some("int4-g32"));
         assert_eq!((options.isa, options.low_rank_norm_eps), (Some(Isa::Scalar), Some(1e-6)));
+        assert_eq!(options.embedding, Some(EmbeddingPlace::Disk));
         for bad in ["0", "-1e-6", "nan", "inf", "1e-60", "x"] {
             let line = ["forebay", "score", "x", "--low-rank-norm-eps", bad];
             assert!(Cli::try_parse_from(line).is_err(), "{bad}");
@@ -456,6 +813,9 @@ mod tests {
             "run x --file y",
             "run x --no-template --think",
             "inspect a --model b",
+            "plan a --model b",
+            "plan a --machine-memory much",
+            "plan a --embedding ram",
             "score --file a --ids b",
             "score x --window 1",
             "bench",
@@ -464,6 +824,8 @@ mod tests {
             "bench kernels --batch 0",
             "bench kernels --rounds 0",
             "bench kernels --what speed",
+            "bench cache --tokens 1",
+            "bench cache --trace x --seed 1",
         ] {
             let words = ["forebay"].into_iter().chain(line.split_whitespace());
             let error = Cli::try_parse_from(words).expect_err(line);

@@ -74,6 +74,11 @@ impl UnpackError {
     }
 }
 
+/// Names and contents of those of the bundled model's files that are called so.
+pub fn files<'a>(names: &'a [&str]) -> impl Iterator<Item = (&'static str, &'static [u8])> + 'a {
+    FILES.iter().filter(|file| names.contains(&file.name)).map(|file| (file.name, file.bytes))
+}
+
 /// Makes sure that the bundled model lies complete and undamaged under `cache`.
 pub fn unpack(cache: &Path) -> Result<Unpacked, UnpackError> {
     let dir = cache.join("models").join(folder_name());
@@ -134,12 +139,12 @@ fn digest(path: &Path, size: u64) -> io::Result<Option<String>> {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Puts a file with these bytes at `path`, in one step for everybody else.
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();

@@ -109,7 +109,7 @@ impl From<RenderError> for Failure {
 impl From<PlanError> for Failure {
     fn from(error: PlanError) -> Self {
         let exit = match error {
-            PlanError::Context { .. } => Exit::Usage,
+            PlanError::Context { .. } | PlanError::Mtp { .. } => Exit::Usage,
             _ => Exit::Memory,
         };
         Self::new(exit, error.to_string())

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use forebay_core::{ByteSize, Format};
-use forebay_engine::{BudgetFrom, EngineOptions, Inspection, Plan, inspect};
+use forebay_engine::{EngineOptions, Inspection, inspect};
 use forebay_kernels::Isa;
 use forebay_model::families::roles::Role;
 use forebay_model::spec::FfnKind;
@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::args::InspectArgs;
 use crate::console::{self, Output};
 use crate::failure::Failure;
+use crate::plan;
 use crate::settings;
 
 /// Matrices per format, per role.
@@ -160,46 +161,15 @@ fn memory_rows(text: &mut Text, found: &Inspection) {
     let cold = ByteSize(cold_bytes_per_token(&found.snapshot));
     match &found.plan {
         Ok(plan) => {
-            plan_rows(text, plan);
-            text.row("per token", format!("{cold} of experts read when none is in memory"));
+            for (name, value) in plan::short(plan) {
+                text.row(&name, value);
+            }
+            text.row("", format!("{cold} of experts read when none is in memory"));
         }
         Err(error) => {
             text.row("per token", format!("{cold} of experts read when none is in memory"));
             text.row("plan", format!("none: {error}"));
         }
-    }
-}
-
-fn plan_rows(text: &mut Text, plan: &Plan) {
-    let from = match plan.budget_from {
-        BudgetFrom::Explicit => "as asked for",
-        BudgetFrom::Available => "a share of what is available",
-        BudgetFrom::Unknown => "a cautious figure, this system does not say what is available",
-    };
-    text.row("budget", format!("{}, {from}", ByteSize(plan.budget)));
-    text.row("  weights", ByteSize(plan.weights));
-    text.row("  KV cache", format!("{} for {} tokens", ByteSize(plan.kv), plan.context));
-    text.row("  work", format!("{} for passes of {} tokens", ByteSize(plan.work), plan.chunk));
-    text.row("  reading", ByteSize(plan.io));
-    text.row("  process", ByteSize(plan.process));
-    text.row("  experts", format!("{}, {}", ByteSize(plan.slots.bytes), slots(plan)));
-    text.row("  left over", ByteSize(plan.budget.saturating_sub(plan.total())));
-    text.row("smallest budget", format!("{} with this context", ByteSize(plan.minimum)));
-    text.row("to hold everything", ByteSize(plan.everything));
-}
-
-/// `room for 12 experts in each of 5 layers, of 64`.
-fn slots(plan: &Plan) -> String {
-    let quotas = &plan.slots.quotas;
-    let most = plan.demand.layers.iter().map(|layer| layer.experts).max().unwrap_or(0);
-    match (quotas.iter().min(), quotas.iter().max()) {
-        (Some(low), Some(high)) if low == high => {
-            format!("room for {low} of {most} experts in each of {} layers", quotas.len())
-        }
-        (Some(low), Some(high)) => {
-            format!("room for {low} to {high} of {most} experts in each of {} layers", quotas.len())
-        }
-        _ => "there are none".to_owned(),
     }
 }
 
@@ -242,12 +212,8 @@ fn report_json(found: &Inspection, isa: Isa) -> Value {
         "formats": formats_json(&snapshot.formats()),
         "loaded_formats": snapshot.options.quantise.map(|to| formats_json(&loaded_formats(snapshot, to))),
         "cpu_features": isa.name(),
-        "memory": {
-            "total": found.memory.total,
-            "available": found.memory.available,
-            "limit": found.memory.limit,
-        },
-        "plan": found.plan.as_ref().ok().map(plan_json),
+        "memory": plan::memory_json(&found.memory),
+        "plan": found.plan.as_ref().ok().map(plan::plan_json),
         "plan_error": found.plan.as_ref().err().map(ToString::to_string),
         "notes": snapshot.notes,
     })
@@ -264,27 +230,4 @@ fn mtp_state(mtp: &Capability) -> String {
 
 fn formats_json(formats: &Formats) -> Value {
     formats.iter().map(|(role, formats)| (role.to_string(), json!(formats))).collect()
-}
-
-fn plan_json(plan: &Plan) -> Value {
-    json!({
-        "budget": plan.budget,
-        "budget_from": match plan.budget_from {
-            BudgetFrom::Explicit => "asked",
-            BudgetFrom::Available => "available",
-            BudgetFrom::Unknown => "unknown",
-        },
-        "weights": plan.weights,
-        "kv_cache": plan.kv,
-        "work": plan.work,
-        "reading": plan.io,
-        "process": plan.process,
-        "experts": plan.slots.bytes,
-        "total": plan.total(),
-        "slots_per_layer": plan.slots.quotas,
-        "context": plan.context,
-        "chunk": plan.chunk,
-        "minimum": plan.minimum,
-        "everything": plan.everything,
-    })
 }

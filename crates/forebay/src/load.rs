@@ -4,13 +4,18 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use forebay_engine::{Engine, EngineOptions};
+use forebay_io::Access;
+use forebay_io::probe::Way;
 use forebay_store::config::ConfigFile;
 use forebay_text::{ChatTemplate, StopSet, Tokenizer};
 
+use crate::args::EngineArgs;
 use crate::console;
 use crate::failure::Failure;
 use crate::inspect;
 use crate::progress::{Progress, Unit};
+use crate::tune;
+use crate::usage::Usage;
 
 /// What a model folder says about text.
 pub struct TextSide {
@@ -48,20 +53,65 @@ pub struct Loaded {
     pub stops: StopSet,
     /// Time that opening the weights took.
     pub load_time: Duration,
+    /// What earlier runs used.
+    usage: Option<Usage>,
 }
 
 impl Loaded {
     /// Opens the weights of `dir`, whose text side has been read.
-    pub fn open(dir: PathBuf, text: TextSide, options: EngineOptions) -> Result<Self, Failure> {
+    pub fn open(dir: PathBuf, text: TextSide, args: &EngineArgs) -> Result<Self, Failure> {
         let started = Instant::now();
-        let engine = open_engine(&dir, options)?;
+        let mut engine = open_engine(&dir, args.options(), &args.disk.mirror)?;
+        let usage = Usage::begin(&dir, &mut engine);
         let stops = StopSet::new(engine.stop_ids().iter().copied(), &text.tokenizer);
-        Ok(Self { dir, engine, text, stops, load_time: started.elapsed() })
+        Ok(Self { dir, engine, text, stops, load_time: started.elapsed(), usage })
+    }
+
+    /// Remembers for later runs what this one used.
+    pub fn remember(&mut self) {
+        if let Some(usage) = self.usage.take() {
+            usage.end(&mut self.engine);
+        }
     }
 }
 
-/// Opens the weights of `dir`, showing progress, and says what a user should know about them.
-pub fn open_engine(dir: &Path, mut options: EngineOptions) -> Result<Engine, Failure> {
+/// Experts of fewer bytes are soon read, whatever the way.
+const WORTH_TUNING: u64 = 4_000_000_000;
+
+/// Reads experts as `forebay tune` found best, where nothing else was asked for. A large model that does not fit
+/// into memory is measured at its first start on a machine.
+fn tune_for(dir: &Path, options: &mut EngineOptions) -> Result<(), Failure> {
+    if options.io.throttle.is_some() {
+        return Ok(());
+    }
+    let tuned = match tune::stored(dir) {
+        Some(tuned) => tuned,
+        None => {
+            let found = forebay_engine::inspect(dir, options)?;
+            let streams = found.plan.is_ok_and(|plan| plan.budget < plan.everything);
+            if !streams || found.snapshot.experts.file_bytes < WORTH_TUNING {
+                return Ok(());
+            }
+            console::note(
+                "measuring once how this machine reads the model best; this takes less than 30 seconds",
+            );
+            tune::measure_now(dir)?
+        }
+    };
+    let Way { backend, access, depth } = tuned.way;
+    options.io.backend.get_or_insert(backend);
+    options.io.depth.get_or_insert(depth);
+    // Past the page cache is the default as well, but only while something is read twice.
+    if access != Access::Direct {
+        options.io.access.get_or_insert(access);
+    }
+    options.rates = tuned.rates;
+    Ok(())
+}
+
+/// Opens the weights of `dir`, showing progress, and says what a user should know about them. Experts are also
+/// read from the copies in `mirrors`.
+pub fn open_engine(dir: &Path, mut options: EngineOptions, mirrors: &[PathBuf]) -> Result<Engine, Failure> {
     if let Some(format) = options.quantise {
         if inspect::is_requantised(&forebay_engine::inspect(dir, &options)?.snapshot, format) {
             console::note(&format!(
@@ -75,11 +125,15 @@ pub fn open_engine(dir: &Path, mut options: EngineOptions) -> Result<Engine, Fai
             options.quantise = None;
         }
     }
+    tune_for(dir, &mut options)?;
     let progress = Progress::start("loading the model", Unit::Bytes, 0);
-    let engine = Engine::open(dir, options, &mut |done, total| progress.update(done, total))?;
+    let mut engine =
+        Engine::open_mirrored(dir, mirrors, options, &mut |done, total| progress.update(done, total))?;
     drop(progress);
     for fact in engine.notes() {
         console::note(fact);
     }
+    let top_k = engine.spec().moe.top_k;
+    engine.store().start_recording(top_k);
     Ok(engine)
 }

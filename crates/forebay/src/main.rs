@@ -1,9 +1,11 @@
 //! The `forebay` command: verbs over the engine, for people and for scripts.
 //!
 //! - [`args`]: what can be typed. [`settings`]: what it means. [`failure`]: the exit statuses.
-//! - One module per verb: [`run`], [`chat`], [`inspect`], [`score`], [`mod@bench`], [`doctor`].
+//! - One module per verb: [`run`], [`chat`], [`inspect`], [`plan`], [`score`], [`mod@bench`], [`doctor`], [`tune`],
+//!   [`synth`].
 //! - What they share: [`load`] a model, read a [`prompt`], show an [`answer`], [`progress`], Ctrl-C in
-//!   [`interrupt`], measurements in [`report`], the streams in [`console`].
+//!   [`interrupt`], measurements in [`report`],
+//!   recorded routes in [`route_trace`], the streams in [`console`].
 //! - [`bundled`]: the model inside the program. [`dirs`]: the user's folders.
 //!
 //! Only this crate reads environment variables.
@@ -17,15 +19,22 @@ mod console;
 mod dirs;
 mod doctor;
 mod failure;
+mod hindsight;
 mod inspect;
 mod interrupt;
 mod load;
+mod plan;
 mod progress;
 mod prompt;
+mod record;
 mod report;
+mod route_trace;
 mod run;
 mod score;
 mod settings;
+mod synth;
+mod tune;
+mod usage;
 
 use std::process::ExitCode;
 
@@ -40,9 +49,12 @@ fn main() -> ExitCode {
         Verb::Run(args) => run::run(args),
         Verb::Chat(args) => chat::run(args),
         Verb::Inspect(args) => inspect::run(args),
+        Verb::Plan(args) => plan::run(args),
         Verb::Score(args) => score::run(args),
         Verb::Bench(args) => bench::run(args),
         Verb::Doctor(args) => doctor::run(args),
+        Verb::Tune(args) => tune::run(args),
+        Verb::Synth(args) => synth::run(args),
     };
     let Err(failure) = done else { return ExitCode::SUCCESS };
     if let Failure::Error { message, .. } = &failure {

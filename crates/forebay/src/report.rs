@@ -5,8 +5,11 @@ use std::time::Duration;
 
 use forebay_core::ByteSize;
 use forebay_engine::{Engine, EngineOptions, Finish, Sampling, Stats};
-use forebay_tiers::Counters;
+use forebay_model::{Phase, Profile};
+use forebay_tiers::{Counters, Histogram};
 use serde_json::{Map, Value, json};
+
+use crate::hindsight;
 
 /// Things per second, if time has passed.
 pub fn rate(count: usize, time: Duration) -> Option<f64> {
@@ -85,13 +88,42 @@ pub fn experts_json(experts: &Counters) -> Value {
         "requests": experts.requests,
         "hits": experts.hits,
         "misses": experts.misses,
+        "ahead": {
+            "asked": experts.ahead_asked,
+            "ready": experts.ahead_ready,
+            "late": experts.ahead_late,
+            "dropped": experts.ahead_dropped,
+            "wasted": experts.ahead_wasted,
+            "useful_bytes": experts.ahead_useful_bytes,
+            "wasted_bytes": experts.ahead_wasted_bytes,
+        },
         "loads": experts.loads,
         "reads": experts.reads,
+        "direct_reads": experts.direct_reads,
+        "fallbacks": experts.fallbacks,
+        "retries": experts.retries,
         "bytes_read": experts.bytes,
         "read_s": Duration::from_nanos(experts.service_ns).as_secs_f64(),
         "wait_s": Duration::from_nanos(experts.wait_ns).as_secs_f64(),
+        "read_times": histogram_json(&experts.service),
+        "wait_times": histogram_json(&experts.wait),
         "failures": experts.failures,
+        "slots_released": experts.slots_released,
+        "slots_regained": experts.slots_regained,
     })
+}
+
+/// How many durations were shorter than each of some bounds, and not than the one before.
+fn histogram_json(histogram: &Histogram) -> Value {
+    let ranges = histogram.counts().iter().enumerate().filter(|(_, count)| **count > 0);
+    let range = |(range, count): (usize, &u64)| json!({ "below_s": Histogram::end(range).map(|end| end.as_secs_f64()), "count": count });
+    ranges.map(range).collect()
+}
+
+/// Where the time of a sequence's passes went, in seconds; the parts add up to the passes' time.
+pub fn phases_json(profile: &Profile) -> Value {
+    let spent = |phase: &Phase| (phase.name().to_owned(), json!(profile.spent(*phase).as_secs_f64()));
+    Value::Object(Phase::ALL.iter().map(spent).collect())
 }
 
 /// Which model it was.
@@ -112,6 +144,12 @@ pub fn engine_json(engine: &Engine) -> Map<String, Value> {
         ("expert_slots", json!(plan.resident_slots())),
         ("context", json!(plan.context)),
         ("chunk", json!(plan.chunk)),
+        ("block", json!(plan.block)),
+        ("embedding", json!(plan.embedding_place.to_string())),
+        ("cache_policy", json!(hindsight::policy_name(options.policy))),
+        ("io_backend", json!(options.io.backend.unwrap_or_default().to_string())),
+        ("io_depth", json!(options.io.depth)),
+        ("throttle_disk", json!(options.io.throttle)),
         ("threads", json!(engine.threads())),
         ("cpu_features", json!(engine.isa().name())),
         ("kv_dtype", json!(options.kv_dtype.to_string())),

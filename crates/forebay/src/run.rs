@@ -1,6 +1,7 @@
 //! `forebay run`: one prompt, one answer.
 
 use forebay_engine::{Finish, Session};
+use forebay_model::Trace;
 use forebay_text::template::Role;
 use forebay_text::{ChatMessage, ReasoningDelta, RenderOptions};
 use serde_json::{Value, json};
@@ -12,7 +13,9 @@ use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::load::{Loaded, TextSide};
 use crate::prompt::{self, Limit, Source};
+use crate::record::Record;
 use crate::report;
+use crate::route_trace;
 use crate::settings::{self, ModelDefaults};
 
 /// Runs the verb.
@@ -24,24 +27,44 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let (typed, source) = prompt::read(args.prompt.as_deref(), args.file.as_deref(), "prompt", limit)?;
     let (ids, form) = encode(args, &text, &typed, source)?;
     let interrupt = Interrupt::install()?;
-    let mut model = Loaded::open(dir, text, args.engine.options())?;
+    // Before the model is loaded: a path that cannot be written should not take minutes to show.
+    let recording = args.route_trace.as_deref().map(route_trace::create).transpose()?;
+    let mut record = args.record.as_deref().map(Record::create).transpose()?;
+    let mut model = Loaded::open(dir, text, &args.engine)?;
     let mut session = Session::new(&model.engine);
     let max_tokens = args.answer.max_tokens as usize;
     let count = args.json || !(Screen::is_live() || args.answer.think);
+    let mut recorder = recording
+        .map(|file| route_trace::begin(file, &model, args, ids.len()))
+        .transpose()
+        .map_err(|error| route_trace::failed(args, &error))?;
     let ask = Ask { prompt: &ids, max_tokens, sampling, form, count };
 
     let mut out = Output::new();
+    let trace = recorder.as_mut().map(|recorder| recorder as &mut dyn Trace);
     let answer = if args.json {
         let silent = &mut |_: &ReasoningDelta| Ok(());
-        interrupt.during(|cancel| answer::generate(&mut model, &mut session, &ask, cancel, silent))?
+        interrupt.during(|cancel| {
+            answer::generate(&mut model, &mut session, &ask, cancel, trace, record.as_mut(), silent)
+        })?
     } else {
         let mut screen = Screen::new(&mut out);
         let show = &mut |delta: &ReasoningDelta| screen.show(delta);
-        let answer =
-            interrupt.during(|cancel| answer::generate(&mut model, &mut session, &ask, cancel, show));
+        let answer = interrupt.during(|cancel| {
+            answer::generate(&mut model, &mut session, &ask, cancel, trace, record.as_mut(), show)
+        });
         // What was written before an error ends with a newline too.
         screen.end().and(answer)?
     };
+    model.remember();
+    if let Some(recorder) = recorder {
+        recorder.finish().map_err(|error| route_trace::failed(args, &error))?;
+    }
+    if let Some(record) = record {
+        let mut run = result(&model, &ask, &answer, args);
+        run["phases_s"] = report::phases_json(session.profile());
+        record.finish(&run)?;
+    }
     if args.json {
         out.json(&result(&model, &ask, &answer, args))?;
     } else {
@@ -49,6 +72,9 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
             console::note(&note);
         }
         console::diagnose(&format!("{}\n", report::summary(&answer.stats, model.engine.options())));
+        if let Some(line) = answer.hindsight.line() {
+            console::diagnose(&format!("{line}\n"));
+        }
     }
     if answer.finish == Finish::Cancelled { Err(Failure::Interrupted) } else { Ok(()) }
 }
@@ -85,6 +111,7 @@ fn result(model: &Loaded, ask: &Ask<'_>, answer: &Answer, args: &RunArgs) -> Val
         "seed": ask.sampling.seed,
         "timings": report::stats_json(&answer.stats, model.load_time),
         "experts": report::experts_json(&answer.stats.experts),
+        "hindsight": answer.hindsight.json(),
         "model": report::model_json(&model.dir, &model.engine),
         "settings": settings,
     })

@@ -53,7 +53,7 @@ pub fn run(args: &ScoreArgs) -> Result<(), Failure> {
     let dir = settings::model_dir(args.engine.model.as_deref())?;
     let input = input(given, &dir, !args.no_prefix)?;
     let interrupt = Interrupt::install()?;
-    let mut engine = load::open_engine(&dir, args.engine.options())?;
+    let mut engine = load::open_engine(&dir, args.engine.options(), &args.engine.disk.mirror)?;
     check_ids(&input, engine.spec().vocab)?;
     let windows = cut(&input, window_length(args, &engine)?, args.skip)?;
     if windows.len() > input.sequences.len() {

@@ -22,10 +22,7 @@ const TOP_P: f32 = 0.9;
 
 /// The folder to use: the one asked for, `FOREBAY_MODEL`, or the bundled model, unpacked.
 pub fn model_dir(asked: Option<&Path>) -> Result<PathBuf, Failure> {
-    let named = asked
-        .map(Path::to_owned)
-        .or_else(|| std::env::var_os("FOREBAY_MODEL").filter(|value| !value.is_empty()).map(PathBuf::from));
-    if let Some(dir) = named {
+    if let Some(dir) = named_model(asked) {
         return Ok(dir);
     }
     let cache = dirs::cache().unwrap_or_else(|| {
@@ -42,6 +39,12 @@ pub fn model_dir(asked: Option<&Path>) -> Result<PathBuf, Failure> {
     }
     console::note("using the bundled demonstration model; --model DIR takes another");
     Ok(unpacked.dir)
+}
+
+/// The folder asked for, or that of `FOREBAY_MODEL`.
+pub fn named_model(asked: Option<&Path>) -> Option<PathBuf> {
+    let set = || std::env::var_os("FOREBAY_MODEL").filter(|value| !value.is_empty()).map(PathBuf::from);
+    asked.map(Path::to_owned).or_else(set)
 }
 
 /// The kernels to use: those of the instruction set asked for, or the fastest.

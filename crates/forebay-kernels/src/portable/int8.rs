@@ -149,14 +149,14 @@ pub(crate) unsafe fn rows<R: Room>(view: &MatrixView<'_>, rows: Range<usize>, x:
                 let group = start / GROUP;
                 // The rows below, in the order of the memory.
                 let below = row + if pair { 2 * PANEL_ROWS } else { PANEL_ROWS };
-                // A single row has too little to do meanwhile: the chunks look after themselves.
-                let near = x.batch() < PAIR_FROM;
-                let ahead = (first == 0 && !near).then(|| source.below(below, below - row, start));
+                // A single row has too little to do meanwhile: the chunks alone look after themselves.
+                let ahead =
+                    (first == 0 && x.batch() >= PAIR_FROM).then(|| source.below(below, below - row, start));
                 // SAFETY: passed on to the caller; the chunks hold what the strips ask for.
                 unsafe {
-                    chunks[0].fill::<R>(&source, row..rows.end, start, len, near);
+                    chunks[0].fill::<R>(&source, row..rows.end, start, len);
                     if pair {
-                        chunks[1].fill::<R>(&source, row + PANEL_ROWS..rows.end, start, len, near);
+                        chunks[1].fill::<R>(&source, row + PANEL_ROWS..rows.end, start, len);
                         let strip = chunk_strip::<2>(&chunks, len, ahead);
                         rows_of_batch::<R, 2, false>(&strip, x, first, group, sums);
                     } else {

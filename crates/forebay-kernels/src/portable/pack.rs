@@ -92,8 +92,9 @@ impl Chunk {
     }
 
     /// Takes in columns `start..start + len` (`start` a multiple of [`CHUNK`]) of the first
-    /// sixteen of `rows`; if there are fewer, the lines of the others hold anything. With `near`,
-    /// what follows in these rows is asked for meanwhile.
+    /// sixteen of `rows`; if there are fewer, the lines of the others hold anything.
+    /// What follows in these rows is asked for meanwhile, even where the second cache has it already:
+    /// sixteen rows at once are too many for the processor to foresee.
     ///
     /// # Safety
     /// As the methods of [`Room`].
@@ -104,7 +105,6 @@ impl Chunk {
         rows: Range<usize>,
         start: usize,
         len: usize,
-        near: bool,
     ) {
         self.unit_cols = source.unit_cols();
         let first = start / source.group;
@@ -118,13 +118,7 @@ impl Chunk {
         unsafe {
             if rows.len() == PANEL_ROWS && source.format != Format::Int2Row {
                 let stride = source.row_bytes;
-                transpose::<R>(
-                    codes.as_ptr().add(from),
-                    stride,
-                    to - from,
-                    near.then_some(from),
-                    &mut self.codes,
-                );
+                transpose::<R>(codes.as_ptr().add(from), stride, to - from, Some(from), &mut self.codes);
             } else {
                 let mut padded = [[0i8; CHUNK]; PANEL_ROWS];
                 for (padded, codes) in padded.iter_mut().zip(codes.chunks_exact(source.row_bytes)) {

@@ -48,7 +48,7 @@ fn sum_of_codes(codes: &[i8; 16]) -> i32 {
 
 /// The even columns first, then the odd ones.
 #[inline(always)]
-fn split(codes: &[i8; GROUP], out: &mut [i8; GROUP]) {
+pub(crate) fn split(codes: &[i8; GROUP], out: &mut [i8; GROUP]) {
     let (even, odd) = out.split_at_mut(GROUP / 2);
     for ((even, odd), pair) in even.iter_mut().zip(odd).zip(codes.as_chunks::<2>().0) {
         (*even, *odd) = (pair[0], pair[1]);

@@ -5,13 +5,14 @@ use forebay_kernels::{
 };
 
 use super::{AttentionScratch, PerThread, key_rows};
-use crate::forward::{Context, resize};
+use crate::forward::Context;
 use crate::kv::KvCache;
 use crate::profile::{Phase, Profile};
 use crate::weights::AttentionWeights;
+use crate::workspace::resize;
 
 /// Rows that go through `kv_b` together: its rows are decoded once for them.
-pub(super) const ROW_BLOCK: usize = 32;
+pub(super) const ROW_BLOCK: usize = 64;
 
 /// Rows without a selection that share the reading of the cache at most.
 pub(super) const NEIGHBOURS: usize = 4;

@@ -7,15 +7,16 @@
 mod mix;
 mod select;
 
-use forebay_kernels::{AttendScratch, KeyRows, Rope, ScoreScratch, SelectScratch};
+use forebay_kernels::{Activations, AttendScratch, KeyRows, Rope, ScoreScratch, SelectScratch};
 
 use crate::families::roles::Role;
-use crate::forward::{Context, Quantised, quantised_values, resize};
+use crate::forward::Context;
 use crate::kv::{KvCache, Rows};
 use crate::profile::{Phase, Profile};
 use crate::spec::ModelSpec;
 use crate::trace::Trace;
 use crate::weights::{AttentionWeights, Model};
+use crate::workspace::{Quantised, resize};
 use mix::{NEIGHBOURS, ROW_BLOCK};
 use select::{SELECT_ROWS, Selections};
 
@@ -66,6 +67,8 @@ struct Angles {
     cos: Vec<f32>,
     sin: Vec<f32>,
     half: usize,
+    /// The pass's row that is row 0 of the block.
+    first: usize,
 }
 
 impl Angles {
@@ -79,8 +82,9 @@ impl Angles {
         }
     }
 
-    /// Rotates a vector of the pass's row `row`.
+    /// Rotates a vector of the block's row `row`.
     fn rotate(&self, rope: &Rope, row: usize, v: &mut [f32]) {
+        let row = self.first + row;
         let at = row * self.half..(row + 1) * self.half;
         rope.rotate(v, &self.cos[at.clone()], &self.sin[at]);
     }
@@ -104,14 +108,18 @@ impl AttentionScratch {
         self.angles.fill(&model.rope, start..start + rows);
     }
 
-    /// Four-byte values that attention over `rows` rows and `context` positions holds.
-    pub(crate) fn planned_values(spec: &ModelSpec, rows: usize, context: usize, threads: usize) -> usize {
+    /// Bytes that attention over blocks of `rows` rows, in passes of `pass` rows and with
+    /// `context` positions, holds.
+    pub(crate) fn planned_bytes(
+        spec: &ModelSpec,
+        pass: usize,
+        rows: usize,
+        context: usize,
+        threads: usize,
+    ) -> usize {
         let a = &spec.attention;
-        let per_row = 2 * a.q_rank
-            + a.heads * (a.qk() + a.rope + a.value)
-            + a.kv_rank
-            + 2 * a.rope
-            + quantised_values(a.heads * a.value);
+        let per_row = 2 * a.q_rank + a.heads * (a.qk() + a.rope + a.value) + a.kv_rank + a.rope;
+        let quantised = [a.q_rank, a.heads * a.value].map(|width| Activations::planned_bytes(rows, width));
         let block = rows.min(ROW_BLOCK);
         let block_values = block * a.heads * (2 * a.kv_rank + a.value);
         let pairs = rows.min(NEIGHBOURS) * a.heads;
@@ -121,22 +129,25 @@ impl AttentionScratch {
             let keep = index.top_k.min(context);
             let select_rows = rows.min(SELECT_ROWS);
             per_thread += ScoreScratch::planned_values(select_rows * index.heads, index.dim) + context;
-            index_values = rows * (index.dim + index.heads * (index.dim + 1) + keep + 2)
+            index_values = pass * (keep + 4)
+                + rows * (index.dim + index.heads * (index.dim + 1))
                 + select_rows * context
                 + index.dim
                 + keep;
         }
-        rows * per_row + block_values + index_values + threads * per_thread
+        let values = pass * a.rope + rows * per_row + block_values + index_values + threads * per_thread;
+        4 * values + quantised.iter().sum::<usize>()
     }
 }
 
-/// Attention of layer `layer` over the input-normed rows `x` at positions `start..`, into `out`.
+/// Attention of layer `layer` over the input-normed rows `x`, which are rows `block` of a pass,
+/// into `out`. The pass starts after the cache's positions.
 #[allow(clippy::too_many_arguments)] // Eight independent pieces; a struct would only rename them.
 pub(crate) fn attention(
     ctx: Context<'_>,
     layer: usize,
     kv: &mut KvCache,
-    start: usize,
+    block: std::ops::Range<usize>,
     x: &[f32],
     quantised: &mut Quantised,
     scratch: &mut AttentionScratch,
@@ -146,6 +157,9 @@ pub(crate) fn attention(
 ) {
     let spec = &ctx.model.spec;
     let weights = &ctx.model.layers[layer].attention;
+    let start = kv.len() + block.start;
+    scratch.angles.first = block.start;
+    scratch.selections.enter(block);
     project(ctx, weights, x, quantised, scratch);
     rotate_and_cache(ctx, layer, weights, kv, start, scratch);
     profile.lap(Phase::Projections);

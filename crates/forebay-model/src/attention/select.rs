@@ -1,14 +1,17 @@
 //! Which keys a row attends to: the DSA indexer (forward spec section 8).
 
+use std::ops::Range;
+
 use forebay_kernels::{IndexQueries, KeyRows, index_scores, select_positions, select_top_k};
 
 use super::{AttentionScratch, PerThread, key_rows};
 use crate::families::roles::Role;
-use crate::forward::{Context, Quantised, resize};
+use crate::forward::Context;
 use crate::kv::KvCache;
 use crate::spec::{IndexerKind, IndexerSpec};
 use crate::trace::Trace;
 use crate::weights::IndexerWeights;
+use crate::workspace::{Quantised, resize};
 
 /// Epsilon of the index key's layer norm; fixed by the architecture.
 const INDEX_NORM_EPS: f32 = 1e-6;
@@ -22,14 +25,16 @@ const PART_ROWS: usize = 8;
 /// Keys that one part covers when there are too few rows to share out.
 const SCORE_BLOCK: usize = 1024;
 
-/// The attended positions of every row of a pass.
+/// The attended positions of every row of a pass. Rows are counted in the block that was entered.
 #[derive(Default)]
 pub(super) struct Selections {
-    /// `[rows, keep]`, the start of each row in use.
+    /// `[rows of the pass, keep]`, the start of each row in use.
     lists: Vec<u32>,
     keep: usize,
-    /// Per row: how many positions are listed, ascending; `None` attends to everything.
+    /// Per row of the pass: how many positions are listed, ascending; `None` attends to everything.
     lens: Vec<Option<usize>>,
+    /// The rows of the block.
+    block: Range<usize>,
 }
 
 impl Selections {
@@ -38,17 +43,36 @@ impl Selections {
         self.keep = keep;
         self.lens.clear();
         self.lens.resize(rows, None);
+        self.block = 0..rows;
     }
 
-    /// Rows of the pass.
+    /// From now on, row 0 is the first of `block`.
+    pub(super) fn enter(&mut self, block: Range<usize>) {
+        self.block = block;
+    }
+
+    /// Rows of the block.
     pub(super) fn rows(&self) -> usize {
-        self.lens.len()
+        self.block.len()
     }
 
     /// The selection of `row`, ascending.
     pub(super) fn get(&self, row: usize) -> Option<&[u32]> {
+        let row = self.block.start + row;
         let len = self.lens[row]?;
         Some(&self.lists[row * self.keep..][..len])
+    }
+
+    /// How many positions each row of the block lists.
+    fn lens_mut(&mut self) -> &mut [Option<usize>] {
+        &mut self.lens[self.block.clone()]
+    }
+
+    /// The lists of some rows of the block, `keep` entries each.
+    fn lists_mut(&mut self, rows: Range<usize>) -> &mut [u32] {
+        self.lists.resize(self.lens.len() * self.keep, 0);
+        let first = self.block.start;
+        &mut self.lists[(first + rows.start) * self.keep..(first + rows.end) * self.keep]
     }
 }
 
@@ -72,7 +96,7 @@ pub(super) fn select(
     let rows = scratch.selections.rows();
     // Later rows have more keys, so all rows from the first selecting one on select.
     let all = if ctx.force_selection { 0 } else { index.top_k.saturating_sub(start).min(rows) };
-    scratch.selections.lens[..all].fill(None);
+    scratch.selections.lens_mut()[..all].fill(None);
     if all == rows {
         return;
     }
@@ -80,7 +104,6 @@ pub(super) fn select(
     let keys = kv.layer(layer).index_keys.as_ref().expect("a full layer keeps index keys while it selects");
     scratch.per_thread.resize_with(ctx.team.threads(), PerThread::default);
     let keep = scratch.selections.keep;
-    scratch.selections.lists.resize(rows * keep, 0);
     for first in (all..rows).step_by(SELECT_ROWS) {
         let block = SELECT_ROWS.min(rows - first);
         let positions = start + first + block;
@@ -89,12 +112,12 @@ pub(super) fn select(
 
         let scores = &scratch.scores;
         let of_row = |i: usize| &scores[i * positions..][..start + first + i + 1];
-        let lists = &mut scratch.selections.lists[first * keep..(first + block) * keep];
+        let lists = scratch.selections.lists_mut(first..first + block);
         ctx.team.for_each_chunk_with(&mut scratch.per_thread, lists, keep, &|i, list, space| {
             select_positions(ctx.kernels, of_row(i), keep, &mut space.select, list);
         });
         for i in 0..block {
-            scratch.selections.lens[first + i] = Some(keep.min(start + first + i + 1));
+            scratch.selections.lens_mut()[first + i] = Some(keep.min(start + first + i + 1));
             if let Some(trace) = &mut trace {
                 select_top_k(of_row(i), keep, &mut scratch.per_thread[0].select, &mut scratch.traced);
                 trace.selected(layer, start + first + i, &scratch.traced);
@@ -158,7 +181,7 @@ fn project_queries(
 fn score(
     ctx: Context<'_>,
     index: &IndexerSpec,
-    rows: std::ops::Range<usize>,
+    rows: Range<usize>,
     keys: KeyRows<'_>,
     positions: usize,
     scratch: &mut AttentionScratch,

@@ -335,8 +335,8 @@ pub fn mtp_join_name(spec: &ModelSpec) -> String {
     format!("{}eh_proj.weight", layer_prefix(spec.layers.len()))
 }
 
-/// Every tensor of the MTP layer, its routed experts included.
-pub fn mtp_needs(spec: &ModelSpec) -> Vec<TensorNeed> {
+/// The resident tensors of the MTP layer, with the roles they have in any block.
+pub fn mtp_resident_needs(spec: &ModelSpec) -> Vec<TensorNeed> {
     let (layer, d) = (spec.layers.len(), spec.hidden);
     let prefix = layer_prefix(layer);
     let mut needs = vec![TensorNeed::matrix(Role::Mtp, mtp_join_name(spec), d, 2 * d)];
@@ -344,8 +344,14 @@ pub fn mtp_needs(spec: &ModelSpec) -> Vec<TensorNeed> {
         needs.push(TensorNeed::vector(Role::Norm, format!("{prefix}{norm}"), d));
     }
     needs.extend(block_needs(spec, layer, FfnKind::Sparse));
+    needs
+}
+
+/// Every tensor of the MTP layer, its routed experts included.
+pub fn mtp_needs(spec: &ModelSpec) -> Vec<TensorNeed> {
+    let mut needs = mtp_resident_needs(spec);
     for expert in 0..spec.moe.experts {
-        needs.extend(expert_needs(spec, layer, expert));
+        needs.extend(expert_needs(spec, spec.layers.len(), expert));
     }
     for need in &mut needs {
         if matches!(need.shape, Shape::Matrix { .. }) {

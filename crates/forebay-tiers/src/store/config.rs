@@ -4,7 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forebay_core::{ExpertKey, ReadSegment};
-use forebay_io::{Arena, Reader, Transform};
+use forebay_io::{Arena, MemoryInfo, Reader, Transform};
+
+use crate::cache::Policy;
+use crate::governor::GovernorPlan;
+use crate::look_ahead::LookAhead;
 
 /// Everything a store needs to know about a model.
 pub struct StoreConfig {
@@ -12,6 +16,12 @@ pub struct StoreConfig {
     pub layers: BTreeMap<u32, LayerExperts>,
     /// Per slab class: staging slabs, shared by the layers of the class.
     pub staging: Vec<usize>,
+    /// Who stays in memory.
+    pub policy: Policy,
+    /// Whether experts are read before their step begins.
+    pub look_ahead: LookAhead,
+    /// What the number of slots is adapted to, and where the machine's figures come from.
+    pub governed: Option<(GovernorPlan, fn() -> MemoryInfo)>,
 }
 
 /// The experts of one layer.

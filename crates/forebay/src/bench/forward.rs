@@ -54,7 +54,7 @@ pub fn run(args: &BenchForwardArgs) -> Result<(), Failure> {
     let wanted = context.max(prompt) + args.steps as usize;
     options.context.get_or_insert(wanted);
     options.chunk.get_or_insert(prompt);
-    let mut engine = load::open_engine(&dir, options)?;
+    let mut engine = load::open_engine(&dir, options, &args.engine.disk.mirror)?;
     if engine.plan().context < wanted {
         return Err(Failure::usage(format!(
             "the measurement takes {wanted} positions but the context has {}; raise --context, or lower \

@@ -1,14 +1,19 @@
 //! `forebay bench kernels`: the arithmetic beside what the machine can do at most.
 //!
+//! `forebay bench forward` is in [`forward`], `forebay bench io` in [`disk`].
+//!
 //! [`cases`] says what is measured, [`weights`] makes the random data, [`measure`] holds the clock, [`matmul`]
 //! and [`latents`] know what there is to time, [`show`] prints it. `docs/benchmarks.md` explains the method.
 
+mod cache;
 mod cases;
+pub mod disk;
 mod forward;
 mod latents;
 mod matmul;
 mod measure;
 mod show;
+mod stream;
 mod weights;
 
 use std::time::Instant;
@@ -16,6 +21,7 @@ use std::time::Instant;
 use forebay_kernels::Team;
 
 pub use cases::{Layout, Shape};
+pub use measure::median;
 
 use crate::args::{BenchArgs, BenchKernelsArgs, BenchWhat};
 use crate::console::{self, Output};
@@ -44,6 +50,9 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     match &args.what {
         BenchWhat::Kernels(args) => kernels(args),
         BenchWhat::Forward(args) => forward::run(args),
+        BenchWhat::Cache(args) => cache::run(args),
+        BenchWhat::Stream(args) => stream::run(args),
+        BenchWhat::Io(args) => disk::run(args),
     }
 }
 

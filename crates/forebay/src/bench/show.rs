@@ -301,25 +301,28 @@ fn one_digit(value: f64) -> String {
 }
 
 /// Columns as wide as their widest entry; numbers to the right, text to the left.
-struct Table {
+pub struct Table {
     rows: Vec<Vec<String>>,
     /// The columns that hold text.
-    text_columns: std::ops::Range<usize>,
+    pub text_columns: std::ops::Range<usize>,
     /// Titles over several columns.
     over: Vec<(std::ops::Range<usize>, &'static str)>,
 }
 
 impl Table {
-    fn new(head: &[&str]) -> Self {
+    /// A table with these columns.
+    pub fn new(head: &[&str]) -> Self {
         let head = head.iter().map(|name| (*name).to_owned()).collect();
         Self { rows: vec![head], text_columns: 0..0, over: Vec::new() }
     }
 
-    fn row<const N: usize>(&mut self, row: [String; N]) {
+    /// Adds a row.
+    pub fn row<const N: usize>(&mut self, row: [String; N]) {
         self.rows.push(row.into());
     }
 
-    fn text(&self) -> String {
+    /// The table as it is shown.
+    pub fn text(&self) -> String {
         let columns = self.rows[0].len();
         let width = |column: usize| self.rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
         let widths: Vec<usize> = (0..columns).map(width).collect();

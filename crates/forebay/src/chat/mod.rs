@@ -43,7 +43,7 @@ pub fn run(args: &ChatArgs) -> Result<(), Failure> {
     let text = TextSide::read(&dir)?;
     let sampling = ModelDefaults::read(&dir)?.sampling(&args.answer);
     let interrupt = Interrupt::install()?;
-    let model = Loaded::open(dir, text, args.engine.options())?;
+    let model = Loaded::open(dir, text, &args.engine)?;
     let session = Session::new(&model.engine);
     let conversation = Conversation::new(args.answer.system.clone(), args.answer.think);
     let max_tokens = args.answer.max_tokens as usize;
@@ -56,7 +56,9 @@ pub fn run(args: &ChatArgs) -> Result<(), Failure> {
         let context = chat.model.engine.plan().context;
         console::diagnose(&format!("context {context} tokens; /help lists the commands, Ctrl-D ends\n"));
     }
-    chat.talk(&mut lines, &mut Output::new())
+    let ended = chat.talk(&mut lines, &mut Output::new());
+    chat.model.remember();
+    ended
 }
 
 /// What all answers together took.
@@ -190,7 +192,8 @@ impl Chat {
         let (model, session) = (&mut self.model, &mut self.session);
         let mut screen = Screen::new(out);
         let show = &mut |delta: &ReasoningDelta| screen.show(delta);
-        let answer = self.interrupt.during(|cancel| answer::generate(model, session, ask, cancel, show));
+        let answer =
+            self.interrupt.during(|cancel| answer::generate(model, session, ask, cancel, None, None, show));
         screen.end().and(answer)
     }
 

@@ -43,7 +43,7 @@ pub struct Cache {
 impl Machine {
     /// Reads the facts of this machine.
     pub fn read() -> Self {
-        Self::read_from(Path::new("/"))
+        Self { memory: MemoryInfo::read(), ..Self::read_from(Path::new("/")) }
     }
 
     /// Reads the facts from the `proc` and `sys` directories under `root`.
@@ -108,11 +108,7 @@ impl Machine {
             "threads": Team::default_threads(),
             "caches": caches.collect::<Vec<_>>(),
             "large_pages": self.large_pages,
-            "memory": {
-                "total": self.memory.total,
-                "available": self.memory.available,
-                "limit": self.memory.limit,
-            },
+            "memory": crate::plan::memory_json(&self.memory),
         })
     }
 }

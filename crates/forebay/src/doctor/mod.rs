@@ -5,12 +5,15 @@ mod machine;
 use std::fmt::Write;
 
 use forebay_core::ByteSize;
+use forebay_engine::{EngineOptions, Plan, PlanError, inspect};
 use forebay_kernels::{Isa, Kernels, Team};
 use serde_json::json;
 
 use crate::args::DoctorArgs;
 use crate::console::{self, Output};
 use crate::failure::Failure;
+use crate::plan;
+use crate::settings;
 
 pub use machine::Machine;
 
@@ -19,15 +22,22 @@ pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let machine = Machine::read();
     let kernels = Kernels::detect();
     let advice = advice(&machine, kernels.isa(), Team::default_threads(), cfg!(debug_assertions));
+    let model = settings::named_model(args.model.as_deref());
+    let found = model.map(|dir| inspect(&dir, &EngineOptions::default())).transpose()?;
+    let plan = found.map(|found| found.plan);
     let mut out = Output::new();
     match args.json {
         true => out.json(&json!({
             "version": env!("CARGO_PKG_VERSION"),
             "machine": machine.json(kernels),
+            "plan": plan.as_ref().and_then(|plan| plan.as_ref().ok()).map(plan::plan_json),
+            "plan_error": plan.as_ref().and_then(|plan| plan.as_ref().err()).map(ToString::to_string),
             "advice": advice,
-        })),
-        false => out.write(&report(&machine, kernels.isa(), &advice)),
+        }))?,
+        false => out.write(&report(&machine, kernels.isa(), plan.as_ref(), &advice))?,
     }
+    // The machine is described either way; the status says whether the model would run.
+    plan.transpose().map(drop).map_err(Failure::from)
 }
 
 /// What costs speed here, each with a next step.
@@ -64,7 +74,7 @@ fn advice(machine: &Machine, isa: Isa, threads: usize, debug: bool) -> Vec<Strin
     all
 }
 
-fn report(machine: &Machine, isa: Isa, advice: &[String]) -> String {
+fn report(machine: &Machine, isa: Isa, plan: Option<&Result<Plan, PlanError>>, advice: &[String]) -> String {
     let mut text = String::new();
     let mut row = |name: &str, value: &str| {
         // Writing to a string cannot fail.
@@ -94,6 +104,11 @@ fn report(machine: &Machine, isa: Isa, advice: &[String]) -> String {
         None => "unknown",
     };
     row("large pages", pages);
+    match plan {
+        None => row("plan", "give --model DIR to see how a model would run here"),
+        Some(Ok(plan)) => plan::short(plan).iter().for_each(|(name, value)| row(name, value)),
+        Some(Err(error)) => row("plan", &format!("none: {error}")),
+    }
     if advice.is_empty() {
         row("advice", "none: nothing known costs speed here");
     }

@@ -1,4 +1,4 @@
-//! `forebay bench kernels`, with little to do.
+//! `forebay bench kernels` and `forebay bench io`, with little to do.
 
 use serde_json::{Value, json};
 
@@ -161,4 +161,32 @@ fn wrong_selections_say_what_is_right() {
     let other = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };
     bench("--cpu-features", other).fails(2, &[other, "scalar"]);
     bench("--memory", "lots").fails(2, &["16G"]);
+}
+
+#[test]
+fn reads_are_measured_in_every_way_that_the_system_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("some.bin");
+    std::fs::write(&file, vec![7; 1 << 20]).unwrap();
+    let file = file.to_str().unwrap();
+    let small = ["--file", file, "--block", "64KiB", "--depth", "1,2", "--rounds", "3", "--sample", "5"];
+    let found = forebay(&[&["bench", "io", "--json"], &small[..]].concat()).ok().json();
+    assert_eq!((&found["block_bytes"], &found["files"]), (&json!(65536), &json!(1)));
+    let lines = found["lines"].as_array().unwrap();
+    let pool = |line: &&Value| line["backend"] == "pool";
+    assert_eq!(lines.iter().filter(pool).count(), 4, "direct and uncached with both depths");
+    if found["notes"].as_array().unwrap().is_empty() {
+        assert_eq!(lines.len(), 8);
+    }
+    for line in lines {
+        median(&line["gb_s"], "rounds", 3);
+        assert!(0.0 < number(&line["p50_s"]) && number(&line["p50_s"]) <= number(&line["p99_s"]), "{line}");
+    }
+    let text = forebay(&[&["bench", "io"], &small[..]].concat()).ok().stdout;
+    assert!(text.starts_with("reads of 65.54 kB at random places of 1 file; medians of 3 rounds"), "{text}");
+    assert!(text.contains("direct") && text.contains("pool"), "{text}");
+
+    forebay(&["bench", "io", "--file", file, "--block", "1G"]).fails(2, &["--block", "268.44 MB"]);
+    std::fs::write(file, []).unwrap();
+    forebay(&["bench", "io", "--file", file]).fails(2, &["no bytes to read"]);
 }

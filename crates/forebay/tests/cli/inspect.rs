@@ -26,7 +26,18 @@ fn the_toy_is_described_as_its_generator_says() {
     assert_eq!(found["stop_ids"], json!([290, 291]));
     let plan = &found["plan"];
     assert_eq!((&plan["budget"], &plan["context"]), (&json!(200_000_000), &json!(64)));
-    let parts = ["weights", "kv_cache", "work", "reading", "process", "experts"];
+    let parts = [
+        "weights",
+        "embedding",
+        "norms_and_routers",
+        "mtp",
+        "kv_cache",
+        "work",
+        "reading",
+        "process",
+        "staging",
+        "slots",
+    ];
     let sum: u64 = parts.iter().map(|part| plan[part].as_u64().unwrap()).sum();
     assert_eq!(plan["total"], sum);
     assert!(plan["total"].as_u64() <= plan["budget"].as_u64());

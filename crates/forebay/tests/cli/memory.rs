@@ -10,7 +10,7 @@ use forebay_testkit::container::{self, Tensor};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::{Done, arg, command, demo, forebay};
+use crate::support::{Done, arg, command, demo, demo_copy, forebay};
 
 /// Whether this machine tells the peak; says it if not.
 fn told() -> bool {
@@ -50,34 +50,69 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
-/// 5 % for what rounding adds, 64 MiB for what the system adds: the program's pages, thread stacks, caches.
+/// 3 % for what rounding adds, 64 MiB for what the system adds: the program's pages, thread stacks, caches.
 #[track_caller]
 fn within(peak: u64, planned: u64, what: &str) {
     assert!(peak > 1_000_000, "{what}: a peak of {peak} was not measured");
-    assert!(peak <= planned + planned / 20 + (64 << 20), "{what}: {peak} bytes, planned {planned}");
+    assert!(peak <= planned + planned * 3 / 100 + (64 << 20), "{what}: {peak} bytes, planned {planned}");
 }
 
+/// A copy of the bundled model without sparse attention.
+fn dense() -> TempDir {
+    let dir = demo_copy();
+    let path = dir.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config["index_topk"] = json!(0);
+    fs::write(path, config.to_string()).unwrap();
+    dir
+}
+
+/// Twelve combinations of budget, context, sparse attention and threads: the peak is the plan, from both sides.
 #[test]
 fn the_bundled_model_keeps_to_its_plan() {
     if !told() {
         return;
     }
-    let dir = demo();
-    let free = plan(&dir, &["--context", "128"]);
-    let (least, all) = (number(&free["minimum"]), number(&free["everything"]));
-    for budget in [least, (least + all) / 2, all] {
-        let memory = budget.to_string();
-        let options = ["--context", "128", "--memory", &memory];
-        let planned = number(&plan(&dir, &options)["total"]);
-        assert!(planned <= budget);
-        let (done, peak) = measured(&[&["run", "What is 2+2?", "--model", arg(&dir)], &options[..]].concat());
-        assert_eq!(done.ok().stdout, "2+2=4.\n");
-        within(peak, planned, &format!("run with {memory}"));
-        let (done, peak) =
-            measured(&[&["score", "One two three.", "--model", arg(&dir)], &options[..]].concat());
-        done.ok();
-        within(peak, planned, &format!("score with {memory}"));
+    let without = dense();
+    let file = without.path().join("ids.json");
+    for (context, threads) in [("96", "1"), ("1024", "2")] {
+        let tokens: Vec<usize> = (0..96).map(|i| (37 * i + 11) % 8000).collect();
+        fs::write(&file, json!(tokens).to_string()).unwrap();
+        for dir in [demo(), without.path().to_owned()] {
+            let free = ["--context", context, "--threads", threads, "--chunk", "96"];
+            let found = plan(&dir, &free);
+            let (least, all) = (number(&found["minimum"]), number(&found["everything"]));
+            for budget in [least, (least + all) / 2, all] {
+                let memory = budget.to_string();
+                let options = [&free[..], &["--memory", &memory]].concat();
+                let planned = number(&plan(&dir, &options)["total"]);
+                assert!(planned <= budget);
+                let score = ["score", "--json", "--ids", arg(&file), "--model", arg(&dir)];
+                let (done, peak) = measured(&[&score[..], &options[..]].concat());
+                done.ok();
+                let what = format!("{} with {options:?}", dir.display());
+                within(peak, planned, &what);
+                // Not the allowance of the other side: what is planned for is there to be used.
+                assert!(
+                    planned <= peak + peak * 3 / 100 + (16 << 20),
+                    "{what}: {peak} bytes, planned {planned}"
+                );
+            }
+        }
     }
+}
+
+#[test]
+fn an_answer_keeps_to_the_plan() {
+    if !told() {
+        return;
+    }
+    let options = ["--context", "128", "--memory", "60M"];
+    let dir = demo();
+    let planned = number(&plan(&dir, &options)["total"]);
+    let (done, peak) = measured(&[&["run", "What is 2+2?", "--model", arg(&dir)], &options[..]].concat());
+    assert_eq!(done.ok().stdout, "2+2=4.\n");
+    within(peak, planned, "run");
 }
 
 #[test]
@@ -171,10 +206,11 @@ fn a_model_three_times_the_budget_is_streamed() {
     let size = fs::metadata(dir.path().join("out-00000.safetensors")).unwrap().len();
     assert!(size > 300_000_000, "{size}");
     let ids = dir.path().join("ids.json");
-    let tokens: Vec<usize> = (0..32).map(|i| (37 * i + 11) % 512).collect();
+    // Enough of them to route to more experts than there are slots.
+    let tokens: Vec<usize> = (0..300).map(|i| (37 * i + 11) % 512).collect();
     fs::write(&ids, json!(tokens).to_string()).unwrap();
     let memory = (size / 3).to_string();
-    let options = ["--memory", &memory, "--context", "64", "--threads", "2"];
+    let options = ["--memory", &memory, "--context", "320", "--threads", "2"];
     let plan = plan(dir.path(), &options);
     let slots = plan["slots_per_layer"].as_array().unwrap();
     assert!(slots.iter().all(|slots| number(slots) < EXPERTS as u64), "{plan}");
@@ -183,5 +219,8 @@ fn a_model_three_times_the_budget_is_streamed() {
     let report = done.ok().json();
     assert!(number(&report["experts"]["misses"]) > 0, "{report}");
     within(peak, number(&plan["total"]), "score");
+    let (loads, held) = (number(&report["experts"]["loads"]), number(&report["settings"]["expert_slots"]));
+    assert!(loads > held, "{loads} loads do not fill {held} slots");
+    assert!(peak >= size / 3 * 95 / 100, "{peak} bytes of a budget of {memory}: memory was left unused");
     assert!(peak < size * 2 / 3, "{peak} bytes of a model of {size}: it was not streamed");
 }

@@ -21,6 +21,25 @@ const BATCH: usize = 64;
 /// The sums of one batch row.
 type RowSums = [Sum; ROWS];
 
+/// What becomes of the sums of a tile.
+enum Goal<'a> {
+    /// More columns follow: kept, from this weight row of the batch rows on.
+    Kept(&'a mut [RowSums], usize),
+    /// All columns were there: stored as results, from this batch row and weight row on.
+    Results(Out, usize, usize),
+}
+
+impl Goal<'_> {
+    /// That of the `count` batch rows from `first` on.
+    #[inline(always)]
+    fn of(&mut self, first: usize, count: usize) -> Goal<'_> {
+        match self {
+            Goal::Kept(sums, to) => Goal::Kept(&mut sums[first..first + count], *to),
+            Goal::Results(out, batch_row, row) => Goal::Results(*out, *batch_row + first, *row),
+        }
+    }
+}
+
 /// Decoded weights.
 #[repr(C, align(64))]
 struct Decoded([[f32; CHUNK]; HALF]);
@@ -34,8 +53,11 @@ pub(super) unsafe fn rows<R: Room>(view: &MatrixView<'_>, rows: Range<usize>, x:
     let mut sums = Space::<RowSums, BATCH>::new();
     for first in rows.clone().step_by(ROWS) {
         let here = ROWS.min(rows.end - first);
+        // One chunk holds all columns: no sum needs to wait in memory for more of them.
+        let at_once =
+            R::REGISTERS >= 32 && (LANES..=CHUNK).contains(&cols) && cols % LANES == 0 && here % 4 == 0;
         for (batch, x) in x.chunks((BATCH * cols).max(1)).enumerate() {
-            let sums = sums.zeros(x.len() / cols.max(1));
+            let sums = sums.zeros(if at_once { 0 } else { x.len() / cols.max(1) });
             for start in (0..cols).step_by(CHUNK) {
                 let columns = start..cols.min(start + CHUNK);
                 for half in (0..here).step_by(HALF) {
@@ -45,8 +67,13 @@ pub(super) unsafe fn rows<R: Room>(view: &MatrixView<'_>, rows: Range<usize>, x:
                         // SAFETY: passed on to the caller.
                         unsafe { decode::weights::<R>(view, first + half + n, start, weights) };
                     }
+                    let goal = if at_once {
+                        Goal::Results(out, batch * BATCH, first + half)
+                    } else {
+                        Goal::Kept(sums, half)
+                    };
                     // SAFETY: passed on to the caller.
-                    unsafe { add::<R>(&decoded, some, x, cols, columns.clone(), sums, half) };
+                    unsafe { add::<R>(&decoded, some, x, cols, columns.clone(), goal) };
                 }
             }
             // SAFETY: passed on to the caller.
@@ -83,7 +110,7 @@ pub(super) unsafe fn panels<R: Room>(view: &PanelView<'_>, rows: Range<usize>, x
                         };
                     }
                     // SAFETY: passed on to the caller.
-                    unsafe { add::<R>(&decoded, some, x, cols, columns.clone(), sums, half) };
+                    unsafe { add::<R>(&decoded, some, x, cols, columns.clone(), Goal::Kept(sums, half)) };
                 }
             }
             // SAFETY: passed on to the caller.
@@ -109,7 +136,11 @@ unsafe fn put_all<R: Room>(sums: &[RowSums], first_batch: usize, first_row: usiz
     }
 }
 
-/// Adds `columns` of the first `some` decoded rows to the sums of weight rows `to..to + some`.
+/// Multiplies `columns` of the first `some` decoded rows with the rows of `x`.
+///
+/// # Safety
+/// The processor has the room's instruction set. Results have a place, four weight rows at a time,
+/// and their columns are whole lines.
 #[inline(always)]
 unsafe fn add<R: Room>(
     decoded: &Decoded,
@@ -117,40 +148,40 @@ unsafe fn add<R: Room>(
     x: &[f32],
     cols: usize,
     columns: Range<usize>,
-    sums: &mut [RowSums],
-    to: usize,
+    mut goal: Goal<'_>,
 ) {
+    let batch = x.len() / cols;
     // Batch rows in tiles as equal as can be.
     let widest = if R::REGISTERS >= 32 { 6 } else { 3 };
-    let tiles = sums.len().div_ceil(widest);
+    let tiles = batch.div_ceil(widest);
     let lines = columns.len() / LANES;
     let mut first = 0;
     for tile in 0..tiles {
-        let size = (sums.len() - first).div_ceil(tiles - tile);
-        let (x, sums) = (&x[first * cols + columns.start..], &mut sums[first..first + size]);
+        let size = (batch - first).div_ceil(tiles - tile);
+        let (x, goal) = (&x[first * cols + columns.start..], goal.of(first, size));
         // SAFETY: passed on to the caller.
         unsafe {
             if R::REGISTERS >= 32 {
                 match size {
-                    1 => row_tiles::<R, 4, 1>(decoded, some, x, cols, lines, sums, to),
-                    2 => row_tiles::<R, 4, 2>(decoded, some, x, cols, lines, sums, to),
-                    3 => row_tiles::<R, 4, 3>(decoded, some, x, cols, lines, sums, to),
-                    4 => row_tiles::<R, 4, 4>(decoded, some, x, cols, lines, sums, to),
-                    5 => row_tiles::<R, 4, 5>(decoded, some, x, cols, lines, sums, to),
-                    _ => row_tiles::<R, 4, 6>(decoded, some, x, cols, lines, sums, to),
+                    1 => row_tiles::<R, 4, 1>(decoded, some, x, cols, lines, goal),
+                    2 => row_tiles::<R, 4, 2>(decoded, some, x, cols, lines, goal),
+                    3 => row_tiles::<R, 4, 3>(decoded, some, x, cols, lines, goal),
+                    4 => row_tiles::<R, 4, 4>(decoded, some, x, cols, lines, goal),
+                    5 => row_tiles::<R, 4, 5>(decoded, some, x, cols, lines, goal),
+                    _ => row_tiles::<R, 4, 6>(decoded, some, x, cols, lines, goal),
                 }
             } else {
                 match size {
-                    1 => row_tiles::<R, 2, 1>(decoded, some, x, cols, lines, sums, to),
-                    2 => row_tiles::<R, 2, 2>(decoded, some, x, cols, lines, sums, to),
-                    _ => row_tiles::<R, 2, 3>(decoded, some, x, cols, lines, sums, to),
+                    1 => row_tiles::<R, 2, 1>(decoded, some, x, cols, lines, goal),
+                    2 => row_tiles::<R, 2, 2>(decoded, some, x, cols, lines, goal),
+                    _ => row_tiles::<R, 2, 3>(decoded, some, x, cols, lines, goal),
                 }
             }
         }
         first += size;
     }
     let tail = lines * LANES;
-    if tail < columns.len() {
+    if let (Goal::Kept(sums, to), true) = (goal, tail < columns.len()) {
         for (x, sums) in x.chunks_exact(cols).zip(sums) {
             let x = &x[columns.start + tail..columns.end];
             for (weights, sum) in decoded.0[..some].iter().zip(&mut sums[to..]) {
@@ -164,6 +195,9 @@ unsafe fn add<R: Room>(
 
 /// Whole lines of the decoded rows, `M` at a time, against `S` batch rows. There are sums and
 /// decoded rows for a whole number of tiles; what the last one has too many is never looked at.
+///
+/// # Safety
+/// As [`add`].
 #[inline(always)]
 unsafe fn row_tiles<R: Room, const M: usize, const S: usize>(
     decoded: &Decoded,
@@ -171,18 +205,20 @@ unsafe fn row_tiles<R: Room, const M: usize, const S: usize>(
     x: &[f32],
     cols: usize,
     lines: usize,
-    sums: &mut [RowSums],
-    to: usize,
+    mut goal: Goal<'_>,
 ) {
-    assert!(sums.len() >= S && lines * LANES <= CHUNK && x.len() >= (S - 1) * cols + lines * LANES);
+    assert!(lines * LANES <= CHUNK && x.len() >= (S - 1) * cols + lines * LANES);
     for first in (0..some).step_by(M) {
         let weights: &[[f32; CHUNK]] = &decoded.0[first..first + M];
         // SAFETY: passed on to the caller; every row was just checked to have these lines.
         unsafe {
             let mut acc = [[R::splat(0.0); S]; M];
-            for m in 0..M {
-                for s in 0..S {
-                    acc[m][s] = R::load(&sums[s][to + first + m]);
+            if let Goal::Kept(sums, to) = &goal {
+                assert!(sums.len() >= S);
+                for m in 0..M {
+                    for s in 0..S {
+                        acc[m][s] = R::load(&sums[s][to + first + m]);
+                    }
                 }
             }
             for line in 0..lines {
@@ -198,9 +234,20 @@ unsafe fn row_tiles<R: Room, const M: usize, const S: usize>(
                     }
                 }
             }
-            for m in 0..M {
-                for s in 0..S {
-                    R::store(acc[m][s], &mut sums[s][to + first + m]);
+            match &mut goal {
+                Goal::Kept(sums, to) => {
+                    assert!(sums.len() >= S);
+                    for m in 0..M {
+                        for s in 0..S {
+                            R::store(acc[m][s], &mut sums[s][*to + first + m]);
+                        }
+                    }
+                }
+                Goal::Results(out, batch_row, row) => {
+                    for s in 0..S {
+                        let four = [acc[0][s], acc[1 % M][s], acc[2 % M][s], acc[3 % M][s]];
+                        out.put_four(*batch_row + s, *row + first, R::trees(four));
+                    }
                 }
             }
         }

@@ -1,8 +1,17 @@
 //! How much memory there is, and how much this process may use.
 //!
 //! Linux: `/proc` and the control groups of the process, version 2 and 1, walking
-//! up to the root (memory spec section 5). On other systems every field is
-//! `None`, which means unknown; it never means zero.
+//! up to the root (memory spec section 5). macOS: the virtual-memory statistics and
+//! the memory-pressure level. Windows: physical memory and the commit limit. What a
+//! system does not say is `None`, which means unknown; it never means zero.
+//!
+//! The macOS and Windows readers are compiled there only and have not been run by
+//! their author; every figure they cannot get is `None`.
+
+#[cfg(target_os = "macos")]
+mod macos;
+#[cfg(windows)]
+mod windows;
 
 use std::fs::File;
 use std::io::Read;
@@ -20,17 +29,56 @@ pub struct MemoryInfo {
     /// The lowest memory limit of the process's control groups; `None` also when
     /// there is no limit.
     pub limit: Option<u64>,
-    /// Resident set of this process now.
+    /// Swap space there is, the control groups' limit included.
+    pub swap_total: Option<u64>,
+    /// Swap space that is not in use.
+    pub swap_free: Option<u64>,
+    /// Pages that the machine has moved to swap and back since it started. It never
+    /// falls; that it grows is the sign that memory is short.
+    pub swapped_pages: Option<u64>,
+    /// What the system itself says about pressure on memory.
+    pub pressure: Option<Pressure>,
+    /// Resident set of this process now (macOS: its physical footprint, which counts
+    /// compressed pages).
     pub process_rss: Option<u64>,
+    /// Memory of this process that is in swap now.
+    pub process_swap: Option<u64>,
     /// Largest resident set this process ever had. It never falls: not a figure
     /// to steer by.
     pub process_peak_rss: Option<u64>,
 }
 
+/// A system's own word for how short memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Pressure {
+    /// Nothing to do.
+    Normal,
+    /// Caches should become smaller.
+    Warning,
+    /// Programs will be stopped soon.
+    Critical,
+}
+
 impl MemoryInfo {
     /// Reads the facts of this machine.
     pub fn read() -> Self {
+        #[cfg(target_os = "macos")]
+        return macos::read();
+        #[cfg(windows)]
+        return windows::read();
+        #[cfg(not(any(target_os = "macos", windows)))]
         Self::read_from(Path::new("/"))
+    }
+
+    /// A machine with `total` bytes on which nothing else runs, to plan for elsewhere.
+    pub fn assumed(total: u64) -> Self {
+        Self { total: Some(total), available: Some(total), ..Self::default() }
+    }
+
+    /// What this process takes now: resident or in swap. Unlike the peak it falls
+    /// again, so it can be steered by.
+    pub fn footprint(&self) -> Option<u64> {
+        Some(self.process_rss?.saturating_add(self.process_swap.unwrap_or(0)))
     }
 
     /// Reads the facts from the `proc` and `sys` directories under `root`.
@@ -40,11 +88,18 @@ impl MemoryInfo {
         let group =
             text(&root.join("proc/self/cgroup")).map(|list| group_limits(root, &list)).unwrap_or_default();
         let available = kilobytes(&meminfo, "MemAvailable:");
+        let vmstat = text(&root.join("proc/vmstat")).unwrap_or_default();
+        let moved = |name| field(&vmstat, name);
         Self {
             total: kilobytes(&meminfo, "MemTotal:"),
             available: smaller(available, group.left),
             limit: group.limit,
+            swap_total: smaller(kilobytes(&meminfo, "SwapTotal:"), group.swap_limit),
+            swap_free: smaller(kilobytes(&meminfo, "SwapFree:"), group.swap_left),
+            swapped_pages: moved("pswpin").zip(moved("pswpout")).map(|(i, o)| i.saturating_add(o)),
+            pressure: None,
             process_rss: kilobytes(&status, "VmRSS:"),
+            process_swap: kilobytes(&status, "VmSwap:"),
             process_peak_rss: kilobytes(&status, "VmHWM:"),
         }
     }
@@ -56,11 +111,24 @@ impl MemoryInfo {
     }
 }
 
+/// Whether this system runs inside the Windows Subsystem for Linux, whose memory is what
+/// Windows gives its virtual machine and not what the computer has.
+pub fn is_wsl() -> bool {
+    is_wsl_at(Path::new("/"))
+}
+
+fn is_wsl_at(root: &Path) -> bool {
+    let release = text(&root.join("proc/sys/kernel/osrelease")).unwrap_or_default();
+    release.to_ascii_lowercase().contains("microsoft")
+}
+
 /// The tightest figures on the way from a process's group to the root.
 #[derive(Clone, Copy, Default)]
 struct GroupLimits {
     limit: Option<u64>,
     left: Option<u64>,
+    swap_limit: Option<u64>,
+    swap_left: Option<u64>,
 }
 
 /// Where one version of control groups keeps its figures.
@@ -70,6 +138,8 @@ struct GroupFiles {
     usage: &'static str,
     /// Line of `memory.stat` with file pages that can be dropped at once.
     droppable: &'static str,
+    /// Limit and use of swap alone; version 1 counts memory and swap together.
+    swap: Option<[&'static str; 2]>,
 }
 
 const V2: GroupFiles = GroupFiles {
@@ -77,6 +147,7 @@ const V2: GroupFiles = GroupFiles {
     limit: "memory.max",
     usage: "memory.current",
     droppable: "inactive_file",
+    swap: Some(["memory.swap.max", "memory.swap.current"]),
 };
 
 const V1: GroupFiles = GroupFiles {
@@ -84,6 +155,7 @@ const V1: GroupFiles = GroupFiles {
     limit: "memory.limit_in_bytes",
     usage: "memory.usage_in_bytes",
     droppable: "total_inactive_file",
+    swap: None,
 };
 
 /// `list` is `/proc/self/cgroup`: lines of `id:controllers:path`, where version 2
@@ -103,6 +175,8 @@ fn group_limits(root: &Path, list: &str) -> GroupLimits {
             let found = read_group(&dir, &files);
             tightest.limit = smaller(tightest.limit, found.limit);
             tightest.left = smaller(tightest.left, found.left);
+            tightest.swap_limit = smaller(tightest.swap_limit, found.swap_limit);
+            tightest.swap_left = smaller(tightest.swap_left, found.swap_left);
         }
     }
     tightest
@@ -131,8 +205,15 @@ fn read_group(dir: &Path, files: &GroupFiles) -> GroupLimits {
         let stat = text(&dir.join("memory.stat")).unwrap_or_default();
         used.saturating_sub(field(&stat, files.droppable).unwrap_or(0))
     });
-    let left = limit.zip(used).map(|(limit, used)| limit.saturating_sub(used));
-    GroupLimits { limit, left }
+    let left = |(limit, used): (u64, u64)| limit.saturating_sub(used);
+    let [swap_limit, swap_used] =
+        files.swap.map_or([None; 2], |names| names.map(|name| number(&dir.join(name))));
+    GroupLimits {
+        limit,
+        left: limit.zip(used).map(left),
+        swap_limit,
+        swap_left: swap_limit.zip(swap_used).map(left),
+    }
 }
 
 /// The smaller of the known ones.
@@ -170,7 +251,8 @@ fn text(path: &Path) -> Option<String> {
 mod tests {
     use super::*;
 
-    const MEMINFO: &str = "MemTotal:       32000 kB\nMemFree:  100 kB\nMemAvailable:   20000 kB\n";
+    const MEMINFO: &str = "MemTotal:       32000 kB\nMemFree:  100 kB\nMemAvailable:   20000 kB\n\
+        SwapTotal: 8000 kB\nSwapFree: 6000 kB\n";
 
     /// A root directory with these files.
     fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
@@ -198,7 +280,8 @@ mod tests {
     fn a_machine_without_groups() {
         let info = read(&[
             ("proc/meminfo", MEMINFO),
-            ("proc/self/status", "Name:\tx\nVmHWM:\t  30 kB\nVmRSS:\t  20 kB\n"),
+            ("proc/self/status", "Name:\tx\nVmHWM:\t  30 kB\nVmRSS:\t  20 kB\nVmSwap:\t 5 kB\n"),
+            ("proc/vmstat", "nr_free_pages 9\npswpin 7\npswpout 4\n"),
         ]);
         assert_eq!(
             info,
@@ -206,10 +289,16 @@ mod tests {
                 total: Some(32_000 * 1024),
                 available: Some(20_000 * 1024),
                 limit: None,
+                swap_total: Some(8_000 * 1024),
+                swap_free: Some(6_000 * 1024),
+                swapped_pages: Some(11),
+                pressure: None,
                 process_rss: Some(20 * 1024),
+                process_swap: Some(5 * 1024),
                 process_peak_rss: Some(30 * 1024),
             }
         );
+        assert_eq!(info.footprint(), Some(25 * 1024), "what is in swap is still ours");
         assert_eq!(info.ceiling(), info.total);
     }
 
@@ -227,6 +316,24 @@ mod tests {
         assert_eq!(info.limit, Some(9_000_000));
         assert_eq!(info.available, Some(1_500_000));
         assert_eq!(info.ceiling(), Some(9_000_000));
+    }
+
+    #[test]
+    fn swap_is_what_the_group_may_use_of_it() {
+        let info = read(&[
+            ("proc/meminfo", MEMINFO),
+            ("proc/self/cgroup", "0::/a\n"),
+            ("sys/fs/cgroup/a/memory.swap.max", "5000\n"),
+            ("sys/fs/cgroup/a/memory.swap.current", "2000\n"),
+        ]);
+        assert_eq!((info.swap_total, info.swap_free), (Some(5000), Some(3000)));
+        assert_eq!(info.available, Some(20_000 * 1024));
+    }
+
+    #[test]
+    fn an_assumed_machine_says_nothing_of_this_process() {
+        let info = MemoryInfo::assumed(24);
+        assert_eq!((info.ceiling(), info.available, info.footprint()), (Some(24), Some(24), None));
     }
 
     #[test]
@@ -269,6 +376,14 @@ mod tests {
             assert_eq!(info.limit, Some(7000), "{list}");
             assert_eq!(info.available, None, "usage is unknown, so what is left is too");
         }
+    }
+
+    #[test]
+    fn wsl_is_known_by_its_kernel() {
+        let at = |release| is_wsl_at(machine(&[("proc/sys/kernel/osrelease", release)]).path());
+        assert!(at("5.15.90.1-microsoft-standard-WSL2\n"));
+        assert!(!at("6.1.0-18-amd64\n"));
+        assert!(!is_wsl_at(machine(&[]).path()));
     }
 
     #[cfg(target_os = "linux")]

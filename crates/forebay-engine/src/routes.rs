@@ -1,0 +1,52 @@
+//! Records which experts a sequence used, while it runs.
+
+use std::io::Write;
+
+use forebay_model::Trace;
+use forebay_tiers::routes::file::{Header, Phase, Record, RouteFileError, RouteWriter};
+
+/// Writes every choice of a router to a route file.
+///
+/// A trace cannot stop a pass: after a failed write nothing more is written, and
+/// [`finish`](Self::finish) says so.
+pub struct RouteRecorder<W: Write> {
+    writer: Result<RouteWriter<W>, RouteFileError>,
+    /// Passes that began.
+    passes: u64,
+    /// Positions below this belong to a prompt.
+    prompt_end: usize,
+}
+
+impl<W: Write> RouteRecorder<W> {
+    /// Writes the header. Tokens at positions below `prompt_end` are recorded as read, the
+    /// others as generated.
+    pub fn new(out: W, header: Header, prompt_end: usize) -> Result<Self, RouteFileError> {
+        Ok(Self { writer: Ok(RouteWriter::new(out, header)?), passes: 0, prompt_end })
+    }
+
+    /// Writes what is left; an error means that the recording is incomplete.
+    pub fn finish(self) -> Result<W, RouteFileError> {
+        self.writer?.finish()
+    }
+}
+
+impl<W: Write> Trace for RouteRecorder<W> {
+    fn began(&mut self, _start: usize, _rows: usize) {
+        self.passes += 1;
+    }
+
+    fn routed(&mut self, layer: usize, position: usize, experts: &[u32], weights: &[f32]) {
+        let Ok(writer) = &mut self.writer else { return };
+        let record = Record {
+            pass: self.passes.saturating_sub(1),
+            phase: if position < self.prompt_end { Phase::Prefill } else { Phase::Decode },
+            position: position as u64,
+            layer: u32::try_from(layer).unwrap_or(u32::MAX),
+            ids: experts.to_vec(),
+            weights: weights.to_vec(),
+        };
+        if let Err(error) = writer.write(&record) {
+            self.writer = Err(error);
+        }
+    }
+}

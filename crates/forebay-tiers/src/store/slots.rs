@@ -1,0 +1,64 @@
+//! Fewer slots while other programs need the memory, and more again.
+
+use std::time::Duration;
+
+use super::{ExpertStore, Target};
+
+impl ExpertStore {
+    /// Looks at the machine, at most as often as the governor wants to, and gives slots up or
+    /// takes them back.
+    pub(super) fn govern(&mut self) {
+        let Some(governed) = &mut self.governed else { return };
+        let now_ms = governed.started.elapsed().as_millis() as u64;
+        if !governed.governor.is_due(now_ms) {
+            return;
+        }
+        let target = governed.governor.sample(now_ms, &(governed.read)());
+        let slots = governed.governor.held();
+        match target {
+            Target::Keep => return,
+            Target::Release(count) => self.counters.slots_released += count as u64,
+            Target::Regain(count) => self.counters.slots_regained += count as u64,
+        }
+        self.set_slots(slots);
+    }
+
+    /// Changes how many slots there are, at most those of the configuration; the layers share
+    /// them evenly. The memory of slots that are given up goes back to the system.
+    ///
+    /// Which experts are resident changes, and no result.
+    pub fn set_slots(&mut self, slots: usize) {
+        self.settle();
+        let mut left = slots;
+        let mut quotas = vec![0; self.layers.len()];
+        while left > 0 {
+            let before = left;
+            for (quota, layer) in quotas.iter_mut().zip(&self.layers) {
+                if left > 0 && *quota < layer.slots.len() {
+                    *quota += 1;
+                    left -= 1;
+                }
+            }
+            if left == before {
+                break;
+            }
+        }
+        for (layer, quota) in self.layers.iter_mut().zip(quotas) {
+            for slot in layer.cache.set_quota(quota).closed {
+                if let Some(slab) = &mut layer.slots[slot] {
+                    slab.discard();
+                }
+            }
+        }
+    }
+
+    /// Slots that may hold an expert now.
+    pub fn slots(&self) -> usize {
+        self.layers.iter().map(|layer| layer.cache.quota()).sum()
+    }
+
+    /// How long at least one demanded read was outstanding so far.
+    pub fn disk_time(&self) -> Duration {
+        self.reader.gauge().outstanding
+    }
+}

@@ -1,0 +1,120 @@
+//! Plans for programs. Unknown figures are null.
+
+use forebay_engine::{Bound, BudgetFrom, Consumer, EngineOptions, Expectation, Inspection, ModelFacts, Plan};
+use forebay_io::{MemoryInfo, Pressure};
+use serde_json::{Map, Value, json};
+
+/// Version of the object that `forebay plan --json` prints; it changes when a field changes its meaning.
+const SCHEMA_VERSION: u32 = 1;
+
+/// The whole report.
+pub fn report(found: &Inspection, options: &EngineOptions, assumed: bool, warnings: &[String]) -> Value {
+    let facts = ModelFacts::of(&found.snapshot);
+    let mut memory = memory_json(&found.memory);
+    memory["assumed"] = json!(assumed);
+    json!({
+        "schema_version": SCHEMA_VERSION,
+        "model": {
+            "folder": found.snapshot.dir.display().to_string(),
+            "family": found.snapshot.spec.family,
+            "files": facts.files,
+            "file_bytes": facts.file_bytes,
+            "tensors": facts.tensors,
+            "dense_bytes": facts.dense_bytes,
+            "mtp_dense_bytes": facts.mtp_dense_bytes,
+            "expert_bytes": facts.expert_bytes,
+            "mtp_expert_bytes": facts.mtp_expert_bytes,
+            "experts": facts.experts,
+            "mtp_experts": facts.mtp_experts,
+            "largest_expert_bytes": facts.largest_expert,
+            "row_bytes": facts.row_bytes,
+            "mtp_row_bytes": facts.mtp_row_bytes,
+        },
+        "machine": memory,
+        "rates": {"disk": options.rates.disk, "memory": options.rates.memory},
+        "plan": found.plan.as_ref().ok().map(plan_json),
+        "plan_error": found.plan.as_ref().err().map(ToString::to_string),
+        "warnings": warnings,
+    })
+}
+
+/// A machine's memory.
+pub fn memory_json(memory: &MemoryInfo) -> Value {
+    json!({
+        "total": memory.total,
+        "available": memory.available,
+        "limit": memory.limit,
+        "swap_total": memory.swap_total,
+        "swap_free": memory.swap_free,
+        "pressure": memory.pressure.map(|pressure| match pressure {
+            Pressure::Normal => "normal",
+            Pressure::Warning => "warning",
+            Pressure::Critical => "critical",
+        }),
+    })
+}
+
+/// One plan: every consumer in bytes, what they add up to, and what to expect.
+pub fn plan_json(plan: &Plan) -> Value {
+    let mut all: Map<String, Value> =
+        plan.lines().into_iter().map(|(consumer, bytes)| (name(consumer).to_owned(), json!(bytes))).collect();
+    let outlook = &plan.outlook;
+    let rest = json!({
+        "budget": plan.budget,
+        "budget_from": match plan.budget_from {
+            BudgetFrom::Explicit => "asked",
+            BudgetFrom::Available => "available",
+            BudgetFrom::Unknown => "unknown",
+        },
+        "total": plan.total(),
+        "slots_per_layer": plan.slots.quotas,
+        "slot_row": plan.slot_row(),
+        "context": plan.context,
+        "chunk": plan.chunk,
+        "embedding_place": plan.embedding_place.to_string(),
+        "embedding_bytes": plan.embedding_bytes,
+        "minimum": plan.minimum,
+        "everything": plan.everything,
+        "outlook": {
+            "context": outlook.context,
+            "this_budget": expectation(&outlook.now),
+            "half": outlook.half.as_ref().map(expectation),
+            "twice": outlook.twice.as_ref().map(expectation),
+        },
+    });
+    if let Value::Object(rest) = rest {
+        all.extend(rest);
+    }
+    Value::Object(all)
+}
+
+fn name(consumer: Consumer) -> &'static str {
+    match consumer {
+        Consumer::Weights => "weights",
+        Consumer::Embedding => "embedding",
+        Consumer::Norms => "norms_and_routers",
+        Consumer::Mtp => "mtp",
+        Consumer::Kv => "kv_cache",
+        Consumer::Work => "work",
+        Consumer::Reading => "reading",
+        Consumer::Staging => "staging",
+        Consumer::Slots => "slots",
+        Consumer::Process => "process",
+    }
+}
+
+fn expectation(expected: &Expectation) -> Value {
+    json!({
+        "budget": expected.budget,
+        "slots_per_layer": expected.slots_per_layer,
+        "held": expected.held,
+        "hit_rate": expected.hit_rate,
+        "disk_bytes_per_token": expected.disk_bytes,
+        "memory_bytes_per_token": expected.memory_bytes,
+        "tokens_per_s": expected.tokens_per_second,
+        "bound": expected.bound.map(|bound| match bound {
+            Bound::Disk => "disk",
+            Bound::Memory => "memory",
+        }),
+    })
+}

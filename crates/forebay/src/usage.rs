@@ -1,0 +1,69 @@
+//! What a model used in earlier runs, for the cache of this one: a file in the cache folder.
+
+use std::path::{Path, PathBuf};
+
+use forebay_engine::Engine;
+use forebay_tiers::history::{History, HistoryError};
+use sha2::{Digest, Sha256};
+
+use crate::bundled::hex;
+use crate::console;
+use crate::dirs;
+
+/// The history of one model on this machine.
+pub struct Usage {
+    path: PathBuf,
+    history: History,
+}
+
+impl Usage {
+    /// Reads what is known of the model in `dir` and tells the engine's caches. `None` where that cannot help:
+    /// every expert fits into memory. What is wrong with the file is said and no reason not to run.
+    pub fn begin(dir: &Path, engine: &mut Engine) -> Option<Self> {
+        let plan = engine.plan();
+        if plan.slots.bytes >= plan.demand.all_bytes().ok()? {
+            return None;
+        }
+        let identity = identity(dir, engine)?;
+        let folder = dirs::cache().unwrap_or_else(dirs::temporary_cache).join("usage");
+        let path = folder.join(format!("{}.txt", &identity[..32]));
+        let history = match History::load(&path, &identity) {
+            Ok(history) => history,
+            Err(error) => {
+                console::note(&error.to_string());
+                History::new(&identity).ok()?
+            }
+        };
+        let top_k = engine.spec().moe.top_k;
+        engine.store().seed(top_k, &|layer| history.counts(layer));
+        Some(Self { path, history })
+    }
+
+    /// Adds what was used since the engine was opened.
+    pub fn end(mut self, engine: &mut Engine) {
+        let layers: Vec<u32> = engine.store().layers().collect();
+        let Some(routes) = engine.store().recorded() else { return };
+        for (layer, steps) in layers.into_iter().zip(&routes.layers) {
+            steps.iter().for_each(|step| self.history.observe_step(layer, step));
+        }
+        if let Err(error) = self.save() {
+            console::note(&error.to_string());
+        }
+    }
+
+    fn save(&mut self) -> Result<(), HistoryError> {
+        if let Some(folder) = self.path.parent() {
+            std::fs::create_dir_all(folder)
+                .map_err(|source| HistoryError::Write { path: folder.to_owned(), source })?;
+        }
+        self.history.save(&self.path)
+    }
+}
+
+/// Config, and names and sizes of the tensors: what makes a model this one and no other.
+fn identity(dir: &Path, engine: &Engine) -> Option<String> {
+    let mut digest = Sha256::new();
+    digest.update(std::fs::read(dir.join("config.json")).ok()?);
+    digest.update(engine.fingerprint());
+    Some(hex(&digest.finalize()))
+}
