@@ -446,6 +446,7 @@ fn store_config(
         staging,
         policy: options.policy,
         look_ahead: options.look_ahead,
-        governed: Some(governed),
+        // Elsewhere slots that are given up do not go back to the system yet.
+        governed: cfg!(target_os = "linux").then_some(governed),
     }
 }

@@ -242,10 +242,22 @@ impl Slab {
     /// (on Linux they are zero).
     pub fn discard(&mut self) {
         #[cfg(target_os = "linux")]
-        // SAFETY: the range is this slab's slot, page-aligned, borrowed exclusively. It is private
-        // anonymous memory (of the allocator), which reads as zeros afterwards: still initialised.
-        unsafe {
-            libc::madvise(self.start.as_ptr().cast(), self.len, libc::MADV_DONTNEED);
+        {
+            // Whole pages of the system, which may be larger than ours: it would round the end up,
+            // into the next slab.
+            // SAFETY: asks for a number.
+            let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(PAGE).max(1);
+            let skipped = self.start.addr().get().wrapping_neg() % page;
+            let whole = self.len.saturating_sub(skipped) / page * page;
+            if whole > 0 {
+                // SAFETY: skipped..skipped + whole are whole pages inside this slab's slot, borrowed
+                // exclusively. It is private anonymous memory (of the allocator), which reads as
+                // zeros afterwards: still initialised.
+                unsafe {
+                    let start = self.start.add(skipped);
+                    libc::madvise(start.as_ptr().cast(), whole, libc::MADV_DONTNEED);
+                }
+            }
         }
     }
 

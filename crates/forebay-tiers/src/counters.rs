@@ -40,7 +40,7 @@ pub struct Counters {
     pub direct_reads: u64,
     /// Direct reads that had to be finished through the page cache.
     pub fallbacks: u64,
-    /// Reads that were repeated: short, interrupted, or from another root.
+    /// Reads that were repeated: short, interrupted, or told to try again.
     pub retries: u64,
     /// Time that workers spent on `loads`, in nanoseconds; several workers add up,
     /// so it may exceed wall time.

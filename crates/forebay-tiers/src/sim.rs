@@ -67,12 +67,22 @@ impl Outcome {
 /// what earlier texts used, per layer ([`Routes::counts`]): pins are chosen from it and
 /// frequency policies are seeded with it; empty lists are no history.
 pub fn replay(routes: &Routes, contestant: Contestant, quota: usize, history: &[Vec<u64>]) -> Outcome {
+    replay_with(routes, contestant, &vec![quota; routes.layers.len()], history)
+}
+
+/// The same with a number of slots for each layer.
+pub fn replay_with(
+    routes: &Routes,
+    contestant: Contestant,
+    quotas: &[usize],
+    history: &[Vec<u64>],
+) -> Outcome {
     let mut outcome = Outcome::default();
     if contestant == Contestant::GlobalLru {
-        others::global_lru(routes, quota * routes.layers.len(), &mut outcome);
+        others::global_lru(routes, quotas.iter().sum(), &mut outcome);
         return outcome;
     }
-    for (at, steps) in routes.layers.iter().enumerate() {
+    for ((at, steps), &quota) in routes.layers.iter().enumerate().zip(quotas) {
         let counts = history.get(at).map_or(&[][..], Vec::as_slice);
         match contestant {
             Contestant::Policy(policy) => {

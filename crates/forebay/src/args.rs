@@ -1,19 +1,18 @@
 //! What can be typed: every verb and option, with its help, in one place. What it means is decided in
 //! [`crate::settings`].
 
+mod bench;
+mod engine;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use forebay_core::{ByteSize, Format};
-use forebay_engine::{EngineOptions, IoOptions, Rates};
+use forebay_engine::{EngineOptions, Rates};
 use forebay_hub::synth::spec::DEFAULT_SHARD_BYTES;
-use forebay_io::{Access, Backend};
-use forebay_kernels::Isa;
-use forebay_model::{Arith, EmbeddingPlace, KvDtype};
 
-use forebay_tiers::{LookAhead, Policy};
-
-use crate::bench::{Layout, Shape};
+pub use bench::*;
+pub use engine::*;
 
 const ABOUT: &str = "Run giant Mixture-of-Experts models on any machine, by streaming experts from disk";
 
@@ -255,181 +254,6 @@ pub struct ScoreArgs {
     pub engine: EngineArgs,
 }
 
-/// `forebay bench`.
-#[derive(Debug, Args)]
-pub struct BenchArgs {
-    /// What to measure.
-    #[command(subcommand)]
-    pub what: BenchWhat,
-}
-
-/// What to measure.
-#[derive(Debug, Subcommand)]
-pub enum BenchWhat {
-    /// Measure the kernels beside what this machine can do at most
-    ///
-    /// Weight products with the sizes of GLM-5.2 and random weights, from memory and from the cache, then
-    /// attention and its indexer. The limits (reading memory, multiply-adds in registers) are measured in the
-    /// same rounds. Takes about a minute; no model is needed. docs/benchmarks.md says how to read the result.
-    Kernels(BenchKernelsArgs),
-    /// Measure whole passes of a model, phase by phase, beside what this machine can do at most
-    ///
-    /// A prompt, then single tokens behind a filled context. The parts of the time add up. Give enough --memory
-    /// for all experts to measure arithmetic alone.
-    Forward(BenchForwardArgs),
-    /// Measure tokens while experts come from disk, beside what disk and arithmetic allow
-    ///
-    /// The same tokens in turns, without and with reading ahead. Give less --memory than the experts take, and
-    /// --throttle-disk to see what another disk would do.
-    Stream(BenchStreamArgs),
-    /// Replay which experts a model used against every cache policy and the best cache possible
-    ///
-    /// Without --trace the routes are made up so that they are used again as often as GLM-5.2's are. Takes a
-    /// few seconds; no model is needed. docs/cache.md says how to read the result.
-    Cache(BenchCacheArgs),
-    /// Measure how fast experts can be read from disk
-    ///
-    /// Reads blocks as large as an expert from random places, by worker threads and by io_uring, past the page cache
-    /// and through it, with several depths, in turns. Nothing is written.
-    Io(BenchIoArgs),
-}
-
-/// `forebay bench stream`.
-#[derive(Debug, Args)]
-pub struct BenchStreamArgs {
-    /// Tokens of the prompt
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub prompt: u32,
-    /// Single tokens of each turn
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pub steps: u32,
-    /// Turns of each way; the median counts
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
-    pub rounds: u16,
-    /// Measure the prompt too, once a turn
-    #[arg(long)]
-    pub prefill: bool,
-    /// Print one JSON object with every turn instead of a table
-    #[arg(long)]
-    pub json: bool,
-    /// How to run the model.
-    #[command(flatten)]
-    pub engine: EngineArgs,
-}
-
-/// `forebay bench cache`.
-#[derive(Debug, Args)]
-pub struct BenchCacheArgs {
-    /// Replay this recording (`forebay run --route-trace`); its first half serves as history
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["tokens", "seed"])]
-    pub trace: Option<PathBuf>,
-    /// Tokens to make up
-    #[arg(long, value_name = "N", default_value_t = 700, value_parser = clap::value_parser!(u32).range(2..=20_000))]
-    pub tokens: u32,
-    /// Same seed, same routes
-    #[arg(long, value_name = "N", default_value_t = 300)]
-    pub seed: u64,
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `forebay bench io`.
-#[derive(Debug, Args)]
-pub struct BenchIoArgs {
-    /// Read the files of this model folder [default: $FOREBAY_MODEL, else the bundled demonstration model]
-    #[arg(long, value_name = "DIR", conflicts_with = "file")]
-    pub model: Option<PathBuf>,
-    /// Read this file
-    #[arg(long, value_name = "PATH")]
-    pub file: Option<PathBuf>,
-    /// Bytes of one read, up to 256 MiB [default: the model's largest expert; with --file one of GLM-5.2's]
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
-    pub block: Option<ByteSize>,
-    /// Reads at a time; a list separated by commas
-    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16], value_parser = clap::value_parser!(u8).range(1..=64))]
-    pub depth: Vec<u8>,
-    /// How often everything is measured, in turns; the median counts
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
-    pub rounds: u16,
-    /// Milliseconds of one sample
-    #[arg(long, value_name = "MS", default_value_t = 250, value_parser = clap::value_parser!(u16).range(1..))]
-    pub sample: u16,
-    /// Print one JSON object with every round instead of a table
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `forebay bench forward`.
-#[derive(Debug, Args)]
-pub struct BenchForwardArgs {
-    /// Print one JSON object with every pass instead of a table
-    #[arg(long)]
-    pub json: bool,
-    /// Tokens of the prompt
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
-    pub prompt: u32,
-    /// Cached tokens behind which single tokens are run
-    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..))]
-    pub filled: u32,
-    /// Single tokens to run
-    #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u32).range(2..))]
-    pub steps: u32,
-    /// How to run the model.
-    #[command(flatten)]
-    pub engine: EngineArgs,
-}
-
-/// `forebay bench kernels`. Lists are separated by commas.
-#[derive(Debug, Args)]
-pub struct BenchKernelsArgs {
-    /// Print one JSON object with every round instead of a table
-    #[arg(long)]
-    pub json: bool,
-    /// Measure every shape, batch and number of threads; takes much longer
-    #[arg(long)]
-    pub full: bool,
-    /// What to measure [default: matmul,attention]
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT")]
-    pub what: Vec<KernelArg>,
-    /// Weight formats [default: int4-g64,int4-row,int8]
-    #[arg(long, value_delimiter = ',', value_name = "FORMAT")]
-    pub format: Vec<Format>,
-    /// Shapes of weight matrices, as ROWSxCOLUMNS [default: 2048x6144]
-    #[arg(long, value_delimiter = ',', value_name = "SHAPE")]
-    pub shape: Vec<Shape>,
-    /// How weights lie in memory [default: panels,rows]
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "LAYOUT")]
-    pub layout: Vec<Layout>,
-    /// Arithmetics [default: int8,exact]
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "ARITH")]
-    pub arith: Vec<ArithArg>,
-    /// Rows of activations [default: 1,2,4,8,64]
-    #[arg(long, value_delimiter = ',', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
-    pub batch: Vec<u16>,
-    /// Compute threads [default: one, and the cores that may be used]
-    #[arg(long, value_delimiter = ',', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub threads: Vec<u16>,
-    /// How often everything is measured, in turns; the median counts
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
-    pub rounds: u16,
-    /// Memory for weights [default: a quarter of what is available]
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
-    pub memory: Option<ByteSize>,
-    /// Instruction set: scalar, avx2, avx512, neon, neon-dotprod or neon-i8mm [default: the best there is]
-    #[arg(long, value_name = "ISA")]
-    pub cpu_features: Option<Isa>,
-}
-
-/// `--what` of `forebay bench kernels`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum KernelArg {
-    /// Products of weights and activations
-    Matmul,
-    /// Attention over cached keys, and its indexer
-    Attention,
-}
-
 /// `forebay doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
@@ -531,212 +355,6 @@ pub struct AnswerArgs {
     pub think: bool,
 }
 
-/// How to run the model. None of these changes a word of the answer, except where it says so.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Model and machine")]
-pub struct EngineArgs {
-    /// The model folder [default: $FOREBAY_MODEL, else the bundled demonstration model]
-    #[arg(long, value_name = "DIR")]
-    pub model: Option<PathBuf>,
-    /// Memory for the whole program, such as 16G or 1.5GiB [default: a share of what is available]
-    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
-    pub memory: Option<ByteSize>,
-    /// Compute threads [default: the cores that may be used]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub threads: Option<u16>,
-    /// Tokens of prompt and answer together [default: as many as fit comfortably]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub context: Option<u32>,
-    /// Tokens per pass while reading a prompt [default: as many as fit]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub chunk: Option<u32>,
-    /// Where token embeddings are kept; a token needs one row, so on disk they cost a small read and free memory
-    /// for experts [default: disk, unless everything fits into memory]
-    #[arg(long, value_enum, value_name = "PLACE")]
-    pub embedding: Option<EmbeddingArg>,
-    /// Precision of the KV cache; changes results slightly
-    #[arg(long, value_enum, default_value_t = KvDtypeArg::Bf16)]
-    pub kv_dtype: KvDtypeArg,
-    /// Arithmetic of integer weights; exact is slower and changes results slightly
-    #[arg(long, value_enum, default_value_t = ArithArg::Int8)]
-    pub arith: ArithArg,
-    /// Re-encode float weights while loading: int8, int4-g64 (or g16 to g256), int4-row or int2-row; changes
-    /// results
-    #[arg(long, value_name = "FORMAT", value_parser = integer_format)]
-    pub quantize: Option<Format>,
-    /// Epsilon of the two low-rank norms of attention; transformers uses 1e-6 whatever the config says; changes
-    /// results slightly [default: the config's rms_norm_eps]
-    #[arg(long, value_name = "EPSILON", value_parser = epsilon)]
-    pub low_rank_norm_eps: Option<f32>,
-    /// Instruction set: scalar, avx2, avx512, neon, neon-dotprod or neon-i8mm [default: the best there is]
-    #[arg(long, value_name = "ISA")]
-    pub cpu_features: Option<Isa>,
-    /// How experts are read.
-    #[command(flatten)]
-    pub disk: DiskArgs,
-}
-
-/// How experts are read. Changes nothing but speed.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Disk")]
-pub struct DiskArgs {
-    /// Another folder with copies of the model's files, or of some of them, best on another disk: each expert
-    /// is read from where it is expected first; may be given several times
-    #[arg(long, value_name = "DIR")]
-    pub mirror: Vec<PathBuf>,
-    /// Who reads: threads or the kernel's ring (Linux) [default: what forebay tune found, else threads]
-    #[arg(long, value_enum, value_name = "BACKEND")]
-    pub io_backend: Option<BackendArg>,
-    /// Read through the page cache or past it [default: what forebay tune found, else past it, unless
-    /// every expert fits into memory]
-    #[arg(long, value_enum, value_name = "ACCESS")]
-    pub io_access: Option<AccessArg>,
-    /// Experts that are read at a time [default: what forebay tune found, else 8]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub io_depth: Option<u16>,
-    /// Read experts before it is certain that they are wanted, while the disk has nothing else to do
-    #[arg(long, value_enum, default_value_t = LookAheadArg::Auto)]
-    pub look_ahead: LookAheadArg,
-    /// Which experts stay in memory: those used most lately at three speeds, or the last ones
-    #[arg(long, value_enum, default_value_t = PolicyArg::Blend)]
-    pub cache_policy: PolicyArg,
-    /// Pretend that the disk reads at most this much a second, such as 1G, for experiments; reads go through
-    /// the page cache then, unless --io-access says otherwise
-    #[arg(long, value_name = "RATE")]
-    pub throttle_disk: Option<ByteSize>,
-}
-
-impl DiskArgs {
-    fn io(&self) -> IoOptions {
-        IoOptions {
-            backend: self.io_backend.map(|backend| match backend {
-                BackendArg::Pool => Backend::Pool,
-                BackendArg::Uring => Backend::Uring,
-            }),
-            access: self.io_access.map(|access| match access {
-                AccessArg::Buffered => Access::Buffered,
-                AccessArg::Uncached => Access::Uncached,
-                AccessArg::Direct => Access::Direct,
-            }),
-            depth: self.io_depth.map(usize::from),
-            throttle: self.throttle_disk.map(|rate| rate.0),
-        }
-    }
-
-    fn look_ahead(&self) -> LookAhead {
-        match self.look_ahead {
-            LookAheadArg::Auto => LookAhead::Auto,
-            LookAheadArg::On => LookAhead::On,
-            LookAheadArg::Off => LookAhead::Off,
-        }
-    }
-
-    fn policy(&self) -> Policy {
-        match self.cache_policy {
-            PolicyArg::Blend => Policy::Blend,
-            PolicyArg::Lru => Policy::Lru,
-        }
-    }
-}
-
-/// `--io-backend`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum BackendArg {
-    /// Threads that read
-    Pool,
-    /// A ring of the Linux kernel; threads where it refuses
-    Uring,
-}
-
-/// `--io-access`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum AccessArg {
-    /// Through the page cache, which keeps what it can
-    Buffered,
-    /// Through the page cache, which is told to forget
-    Uncached,
-    /// Past the page cache
-    Direct,
-}
-
-/// `--look-ahead`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LookAheadArg {
-    /// Where measurements say that it gains
-    Auto,
-    /// Always
-    On,
-    /// Never
-    Off,
-}
-
-/// `--cache-policy`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum PolicyArg {
-    /// Aged frequency at three speeds
-    Blend,
-    /// Least recently used
-    Lru,
-}
-
-impl EngineArgs {
-    /// The same, as the engine takes it.
-    pub fn options(&self) -> EngineOptions {
-        EngineOptions {
-            memory: self.memory,
-            threads: self.threads.map(usize::from),
-            context: self.context.map(|n| n as usize),
-            chunk: self.chunk.map(|n| n as usize),
-            kv_dtype: match self.kv_dtype {
-                KvDtypeArg::Bf16 => KvDtype::Bf16,
-                KvDtypeArg::F32 => KvDtype::F32,
-            },
-            arith: match self.arith {
-                ArithArg::Exact => Arith::Exact,
-                ArithArg::Int8 => Arith::Int8,
-            },
-            isa: self.cpu_features,
-            quantise: self.quantize,
-            low_rank_norm_eps: self.low_rank_norm_eps,
-            embedding: self.embedding.map(|place| match place {
-                EmbeddingArg::Memory => EmbeddingPlace::Memory,
-                EmbeddingArg::Disk => EmbeddingPlace::Disk,
-            }),
-            io: self.disk.io(),
-            look_ahead: self.disk.look_ahead(),
-            policy: self.disk.policy(),
-            ..EngineOptions::default()
-        }
-    }
-}
-
-/// `--embedding`.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum EmbeddingArg {
-    /// With the other weights
-    Memory,
-    /// In its file
-    Disk,
-}
-
-/// `--kv-dtype`.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum KvDtypeArg {
-    /// 2 bytes a value, as the published model was trained
-    Bf16,
-    /// 4 bytes a value
-    F32,
-}
-
-/// `--arith`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ArithArg {
-    /// Weights and activations in single precision
-    Exact,
-    /// Activations in 8 bits with a scale per 64
-    Int8,
-}
-
 fn temperature(text: &str) -> Result<f32, String> {
     number(text, |t| (0.0..=2.0).contains(&t), "a number from 0 to 2")
 }
@@ -749,27 +367,12 @@ fn number(text: &str, allowed: impl Fn(f32) -> bool, expected: &str) -> Result<f
     text.parse().ok().filter(|&value| allowed(value)).ok_or_else(|| format!("use {expected}"))
 }
 
-/// A positive number that single precision holds.
-fn epsilon(text: &str) -> Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
-        _ => Err("an epsilon is a small positive number, such as 1e-6".to_owned()),
-    }
-}
-
-fn integer_format(text: &str) -> Result<Format, String> {
-    let format: Format = text.parse().map_err(|error| format!("{error}"))?;
-    if format.is_integer() {
-        Ok(format)
-    } else {
-        Err("only integer formats can be made while loading: int8, int4-g64, int4-row, int2-row".to_owned())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::CommandFactory;
+    use forebay_kernels::Isa;
+    use forebay_model::{Arith, EmbeddingPlace, KvDtype};
 
     #[test]
     fn the_definition_is_sound() {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use forebay_core::ByteSize;
 use forebay_engine::{Engine, Stats};
 use forebay_tiers::Policy;
-use forebay_tiers::sim::{Contestant, Outcome, replay};
+use forebay_tiers::sim::{Contestant, Outcome, replay_with};
 use serde_json::{Value, json};
 
 /// Memory that the line speaks of adding, where the budget is at least as large.
@@ -49,17 +49,19 @@ impl Hindsight {
         found.disk_busy = Some((disk_time.as_secs_f64() / seconds).min(1.0));
         let rates = engine.options().rates;
         found.of_disk = rates.disk.map(|rate| decode.bytes as f64 / seconds / rate);
-        let (layers, slots) = (engine.plan().demand.layers.len().max(1), engine.plan().resident_slots());
-        let (budget, row) = (engine.plan().budget, engine.plan().slot_row().max(1));
+        let quotas = plan.slots.quotas.clone();
+        let (budget, row) = (plan.budget, plan.slot_row().max(1));
         let policy = engine.options().policy;
-        let Some(routes) = engine.store().recorded() else { return found };
-        let quota = slots / layers;
-        let best = replay(routes, Contestant::Belady, quota, &[]).misses;
-        let read = decode_and_prompt(stats);
+        let store = engine.store();
+        let Some(routes) = store.recorded().filter(|_| store.recorded_all()) else { return found };
+        let best = replay_with(routes, Contestant::Belady, &quotas, &[]).misses;
+        let read = stats.experts.misses + stats.experts.ahead_wasted;
         found.of_clairvoyant = (best > 0).then(|| read as f64 / best as f64);
         let more = MORE.min(budget);
-        let usual = |quota| replay(routes, Contestant::Policy(policy), quota, &[]);
-        found.with_more = speed_with(&usual(quota), &usual(quota + (more / row) as usize), stats, more);
+        let added = (more / row) as usize;
+        let larger: Vec<usize> = quotas.iter().map(|quota| quota + added).collect();
+        let usual = |quotas: &[usize]| replay_with(routes, Contestant::Policy(policy), quotas, &[]);
+        found.with_more = speed_with(&usual(&quotas), &usual(&larger), stats, more);
         found
     }
 
@@ -77,7 +79,7 @@ impl Hindsight {
             (None, None) => return None,
         }
         if let Some(ratio) = self.of_clairvoyant {
-            parts.push(format!("{ratio:.2}x the bytes of a clairvoyant cache"));
+            parts.push(format!("{ratio:.2}x the reads of a clairvoyant cache"));
         }
         if let Some((more, speed)) = self.with_more {
             parts.push(format!("+{} of memory would give about {speed:.2}", ByteSize(more)));
@@ -96,11 +98,6 @@ impl Hindsight {
             "more_memory_tokens_per_s": self.with_more.map(|more| more.1),
         })
     }
-}
-
-/// Experts that were read in all, those for nothing included.
-fn decode_and_prompt(stats: &Stats) -> u64 {
-    stats.experts.misses + stats.experts.ahead_wasted
 }
 
 /// The speed with fewer misses: the time that was not waiting stays, waiting shrinks with the misses.
@@ -139,7 +136,7 @@ mod tests {
         };
         assert_eq!(
             all.line().unwrap(),
-            "0.41 tok/s, 93 % of this disk's limit; 1.34x the bytes of a clairvoyant cache; \
+            "0.41 tok/s, 93 % of this disk's limit; 1.34x the reads of a clairvoyant cache; \
              +8.00 GB of memory would give about 0.52"
         );
         let untuned = Hindsight { of_disk: None, of_clairvoyant: None, with_more: None, ..all };

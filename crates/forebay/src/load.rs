@@ -95,7 +95,14 @@ fn tune_for(dir: &Path, options: &mut EngineOptions) -> Result<(), Failure> {
             console::note(
                 "measuring once how this machine reads the model best; this takes less than 30 seconds",
             );
-            tune::measure_now(dir)?
+            match tune::measure_now(dir) {
+                Ok(tuned) => tuned,
+                Err(Failure::Error { message, .. }) => {
+                    console::note(&format!("that did not work, and the usual way is taken: {message}"));
+                    return Ok(());
+                }
+                Err(other) => return Err(other),
+            }
         }
     };
     let Way { backend, access, depth } = tuned.way;

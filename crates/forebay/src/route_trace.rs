@@ -10,15 +10,11 @@ use sha2::{Digest, Sha256};
 use crate::args::RunArgs;
 use crate::failure::Failure;
 use crate::load::Loaded;
+use crate::record::create_outside;
 
-/// Makes the file.
-pub fn create(path: &Path) -> Result<File, Failure> {
-    File::create(path).map_err(|error| {
-        Failure::usage(format!(
-            "cannot write the route trace {}: {error}; choose another path",
-            path.display()
-        ))
-    })
+/// Makes the file, anywhere but in the model's folder.
+pub fn create(path: &Path, model: &Path) -> Result<File, Failure> {
+    create_outside(path, model, "the route trace")
 }
 
 /// Writes the header; the prompt is the first `prompt` positions.

@@ -27,9 +27,12 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let (typed, source) = prompt::read(args.prompt.as_deref(), args.file.as_deref(), "prompt", limit)?;
     let (ids, form) = encode(args, &text, &typed, source)?;
     let interrupt = Interrupt::install()?;
+    if args.record.is_some() && args.record == args.route_trace {
+        return Err(Failure::usage("--record and --route-trace cannot share a file; name two"));
+    }
     // Before the model is loaded: a path that cannot be written should not take minutes to show.
-    let recording = args.route_trace.as_deref().map(route_trace::create).transpose()?;
-    let mut record = args.record.as_deref().map(Record::create).transpose()?;
+    let recording = args.route_trace.as_deref().map(|path| route_trace::create(path, &dir)).transpose()?;
+    let mut record = args.record.as_deref().map(|path| Record::create(path, &dir)).transpose()?;
     let mut model = Loaded::open(dir, text, &args.engine)?;
     let mut session = Session::new(&model.engine);
     let max_tokens = args.answer.max_tokens as usize;
@@ -60,11 +63,6 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     if let Some(recorder) = recorder {
         recorder.finish().map_err(|error| route_trace::failed(args, &error))?;
     }
-    if let Some(record) = record {
-        let mut run = result(&model, &ask, &answer, args);
-        run["phases_s"] = report::phases_json(session.profile());
-        record.finish(&run)?;
-    }
     if args.json {
         out.json(&result(&model, &ask, &answer, args))?;
     } else {
@@ -75,6 +73,11 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         if let Some(line) = answer.hindsight.line() {
             console::diagnose(&format!("{line}\n"));
         }
+    }
+    if let Some(record) = record {
+        let mut run = result(&model, &ask, &answer, args);
+        run["phases_s"] = report::phases_json(session.profile());
+        record.finish(&run)?;
     }
     if answer.finish == Finish::Cancelled { Err(Failure::Interrupted) } else { Ok(()) }
 }

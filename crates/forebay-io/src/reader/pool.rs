@@ -4,17 +4,20 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_core::ReadSegment;
 
-use super::queue::{Kind, Side, Taken};
+use super::queue::{Kind, Pass, Side, Taken};
 use super::throttle::sleep_until;
 use super::{Done, Job, JobStats, Shared, Transform};
 use crate::read::{ReadError, step};
 use crate::roots::{End, Source, Tried};
 use crate::transfer::{Tally, Transfer};
 use crate::window::{Window, windows};
+
+/// How long a throttled read sleeps at once.
+const SLICE: Duration = Duration::from_millis(50);
 
 /// The life of a worker.
 pub(super) fn work(shared: &Shared, side: Side, kind: Kind) {
@@ -143,7 +146,10 @@ impl Filling<'_> {
             let done = self.shared.throttle.as_ref().map(|throttle| throttle.book(ask.len));
             let result = step(&mut transfer, &ask, &*source.shard.file, path, dst, &mut self.tally);
             if let Some(done) = done {
-                sleep_until(done);
+                // In slices: whoever gives the job up should not wait for a slow disk that is not there.
+                while Instant::now() < done && self.shared.queue.pass(self.serial) != Pass::GiveUp {
+                    sleep_until(done.min(Instant::now() + SLICE));
+                }
             }
             result?;
         }

@@ -330,7 +330,6 @@ impl Queue {
     }
 
     /// Whether the job may go on now.
-    #[cfg(target_os = "linux")]
     pub fn pass(&self, serial: u64) -> Pass {
         self.lock().pass(serial)
     }

@@ -228,8 +228,9 @@ impl Ring {
                 let source =
                     source.and_then(|(booking, _)| shared.sources.get(booking.root, line.segment.shard));
                 let both = source.and_then(|source| source.shard.file.descriptors());
-                let fd = both.and_then(|both| if ask.direct { both.direct } else { Some(both.buffered) });
-                let fd = fd.expect("asked of every file at the start");
+                let both = both.expect("asked of every file at the start");
+                // A file that calls itself direct and has no descriptor for it reads whole pages all the same.
+                let fd = both.direct.filter(|_| ask.direct).unwrap_or(both.buffered);
                 let data = (at as u64) << 32 | number as u64;
                 // SAFETY: see `read_entry`: the transfer only asks for bytes within the job's part of the slab
                 // (checked when it began), and the slab is kept in `active` until the read has completed.

@@ -33,7 +33,11 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
 /// What the file holds; `None` if there is none.
 pub(super) fn read(path: &Path, identity: &str) -> Result<Option<Layers>, HistoryError> {
     let unreadable = |source| HistoryError::Read { path: path.to_owned(), source };
-    let file = match File::open(path) {
+    // Opening a pipe would wait for its other end.
+    let file = match std::fs::metadata(path).and_then(|found| match found.is_file() {
+        true => File::open(path),
+        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")),
+    }) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(unreadable(error)),

@@ -135,7 +135,7 @@ impl StoreConfig {
             let class = experts.class;
             let slab_bytes = arena.slab_bytes(class).filter(|_| class < needed.len());
             let slab_bytes = slab_bytes.ok_or(ConfigError::UnknownClass { layer, class })?;
-            experts.check(layer, slab_bytes, self.staging[class], reader)?;
+            experts.check(layer, slab_bytes, self.staging[class], reader, self.governed.is_some())?;
             needed[class] = needed[class].saturating_add(experts.quota);
         }
         for (class, needed) in needed.into_iter().enumerate() {
@@ -155,12 +155,13 @@ impl LayerExperts {
         slab_bytes: usize,
         staging: usize,
         reader: &Reader,
+        governed: bool,
     ) -> Result<(), ConfigError> {
         let Self { class, quota, slab_len, .. } = *self;
         if slab_len > slab_bytes {
             return Err(ConfigError::SlabTooSmall { layer, class, slab_len, slab_bytes });
         }
-        if quota < self.experts.len() && staging == 0 {
+        if (quota < self.experts.len() || governed) && staging == 0 {
             return Err(ConfigError::NoStaging { layer, class, quota, experts: self.experts.len() });
         }
         let mut room = slab_len;

@@ -4,20 +4,23 @@
 use super::ExpertStore;
 use crate::routes::{Routes, Union};
 
-/// Selections that are kept at most: 64 MB with their counts.
-const LIMIT: usize = 8 << 20;
+/// Bytes that a recording takes at most; about two thousand tokens of GLM-5.2.
+const LIMIT: usize = 32 << 20;
+
+/// Bytes of a step beside eight for each expert: two lists and what the allocator adds.
+const STEP_BYTES: usize = 160;
 
 /// Steps since recording began.
 pub(super) struct Recording {
     routes: Routes,
-    kept: usize,
+    bytes: usize,
 }
 
 impl Recording {
     /// Keeps a step of the layer with this index, while there is room.
     pub(super) fn add(&mut self, at: usize, union: &Union) {
-        self.kept += union.experts.len();
-        if self.kept <= LIMIT {
+        self.bytes += STEP_BYTES + 8 * union.experts.len();
+        if self.bytes <= LIMIT {
             self.routes.layers[at].push(union.clone());
         }
     }
@@ -28,13 +31,17 @@ impl ExpertStore {
     pub fn start_recording(&mut self, top_k: usize) {
         let experts = self.layers.iter().map(|layer| layer.experts.len()).max().unwrap_or(0);
         let layers = vec![Vec::new(); self.layers.len()];
-        self.recording = Some(Recording { routes: Routes { experts, top_k, layers }, kept: 0 });
+        self.recording = Some(Recording { routes: Routes { experts, top_k, layers }, bytes: 0 });
     }
 
-    /// What was recorded; `None` if nothing is, or it became too much.
+    /// The first steps since recording began: all of them, or as many as there was room for.
     pub fn recorded(&self) -> Option<&Routes> {
-        let recording = self.recording.as_ref()?;
-        (recording.kept <= LIMIT).then_some(&recording.routes)
+        Some(&self.recording.as_ref()?.routes)
+    }
+
+    /// Whether every step since recording began was kept.
+    pub fn recorded_all(&self) -> bool {
+        self.recording.as_ref().is_some_and(|recording| recording.bytes <= LIMIT)
     }
 
     /// Tells the caches what earlier runs used: `counts(layer)` has a number for each expert, of

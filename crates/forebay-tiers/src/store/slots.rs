@@ -24,7 +24,7 @@ impl ExpertStore {
     }
 
     /// Changes how many slots there are, at most those of the configuration; the layers share
-    /// them evenly. The memory of slots that are given up goes back to the system.
+    /// them evenly. On Linux the memory of slots that are given up goes back to the system.
     ///
     /// Which experts are resident changes, and no result.
     pub fn set_slots(&mut self, slots: usize) {

@@ -30,6 +30,8 @@ pub(super) struct Run {
     /// A load that failed.
     failed: Option<(u32, ReadError)>,
     abandoned: bool,
+    /// Tells runs apart.
+    serial: u64,
 }
 
 struct Load {
@@ -51,6 +53,8 @@ struct Load {
 /// Dropping a step early abandons what was not handed out.
 pub struct Step<'s> {
     store: &'s mut ExpertStore,
+    /// The run that it hands out.
+    serial: u64,
     cancel: Option<&'s CancelToken>,
 }
 
@@ -83,7 +87,7 @@ impl ExpertStore {
                 hits.sort_unstable();
             }
         }
-        self.run = Run { at, order, hits: hits.into(), ..Run::default() };
+        self.run = Run { at, order, hits: hits.into(), serial: self.run.serial + 1, ..Run::default() };
         for (i, (expert, slot)) in misses.into_iter().enumerate() {
             self.run.loads.push(Load { expert, slot, staged: false, tag: None, slab: None, shown: false });
             self.claim_guess(i);
@@ -209,6 +213,8 @@ impl ExpertStore {
     /// Ends the step in progress: none of its reads is in flight afterwards, every slab is back,
     /// and a miss that was not handed out is not resident. Does nothing the second time.
     pub(super) fn settle(&mut self) {
+        // Whoever still holds the step must not take this for its end.
+        self.run.abandoned |= !self.run.is_over();
         self.run.next = self.run.loads.len();
         self.reuse_shown();
         for load in 0..self.run.loads.len() {
@@ -290,7 +296,7 @@ impl Run {
 
 impl<'s> Step<'s> {
     pub(super) fn new(store: &'s mut ExpertStore, cancel: Option<&'s CancelToken>) -> Self {
-        Self { store, cancel }
+        Self { serial: store.run.serial, store, cancel }
     }
 
     /// The next expert of the union; `None` after the last one.
@@ -302,7 +308,7 @@ impl<'s> Step<'s> {
     pub fn next_ready(&mut self) -> Result<Option<Ready<'_>>, ExpertError> {
         let store = &mut *self.store;
         let layer = store.layers[store.run.at].layer;
-        if store.run.abandoned {
+        if store.run.abandoned || store.run.serial != self.serial {
             return Err(ExpertError::Abandoned { layer });
         }
         store.reuse_shown();
@@ -340,8 +346,8 @@ impl<'s> Step<'s> {
         }
     }
 
-    /// The store, to ask it for what a later step will want. Another step cannot begin meanwhile
-    /// without ending this one.
+    /// The store, to ask it for what a later step will want. What ends the step (another one, a
+    /// change of slots) makes [`next_ready`](Self::next_ready) fail.
     pub fn store(&mut self) -> &mut ExpertStore {
         self.store
     }

@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_engine::{Engine, Request, Sampling, Session};
+use forebay_engine::{Engine, Session};
 use forebay_kernels::{Buffer, limits};
 use forebay_model::{Phase, Profile};
 use serde_json::{Value, json};
 
 use super::measure::median;
+use super::stream::run_tokens;
 use crate::args::BenchForwardArgs;
 use crate::console::{self, Output};
 use crate::failure::Failure;
@@ -85,10 +86,7 @@ pub fn run(args: &BenchForwardArgs) -> Result<(), Failure> {
         let mut pass = |engine: &mut Engine, session: &mut Session, n: usize| -> Result<f64, Failure> {
             let tokens = ids(n);
             let started = Instant::now();
-            // A prompt and no answer: as in real use, only the last row has logits.
-            let request =
-                Request { prompt: &tokens, max_tokens: 0, sampling: Sampling::default(), stops: &[] };
-            session.generate(engine, &request, cancel, None, &mut |_| ())?;
+            run_tokens(engine, session, &tokens, cancel)?;
             let seconds = started.elapsed().as_secs_f64();
             done += n as u64;
             progress.update(done, total);

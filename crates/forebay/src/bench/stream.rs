@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use forebay_core::{ByteSize, CancelToken};
-use forebay_engine::{Engine, Request, Sampling, Session};
+use forebay_engine::{Engine, Finish, Request, Sampling, Session};
 use forebay_io::Gauge;
 use forebay_model::Phase;
 use forebay_tiers::{Counters, LookAhead};
@@ -50,6 +50,9 @@ pub fn run(args: &BenchStreamArgs) -> Result<(), Failure> {
     let mut ways: Vec<Way> = [("off", LookAhead::Off), ("auto", LookAhead::Auto), ("on", LookAhead::On)]
         .map(|(name, mode)| Way { name, mode, samples: Vec::new() })
         .into();
+    // One way was asked for: the others are not run.
+    let asked = args.engine.options().look_ahead;
+    ways.retain(|way| asked == LookAhead::Auto || way.mode == asked);
     let mut prefill = Way { name: "prompt", mode: LookAhead::Auto, samples: Vec::new() };
     let total = (prompt + rounds * (prompt * usize::from(args.prefill) + ways.len() * steps)) as u64;
     interrupt.during(|cancel| {
@@ -103,15 +106,15 @@ fn zipf_ids(vocab: usize, count: usize) -> Vec<u32> {
     (0..count).map(|_| ((vocab as f64).powf(uniform()) as usize).min(vocab - 1) as u32).collect()
 }
 
-fn run_tokens(
+pub(super) fn run_tokens(
     engine: &mut Engine,
     session: &mut Session,
     tokens: &[u32],
     cancel: &CancelToken,
 ) -> Result<(), Failure> {
     let request = Request { prompt: tokens, max_tokens: 0, sampling: Sampling::default(), stops: &[] };
-    session.generate(engine, &request, cancel, None, &mut |_| ())?;
-    Ok(())
+    let outcome = session.generate(engine, &request, cancel, None, &mut |_| ())?;
+    if outcome.finish == Finish::Cancelled { Err(Failure::Interrupted) } else { Ok(()) }
 }
 
 /// Runs passes and takes what they cost.
