@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use forebay_core::{ByteSize, CancelToken};
-use forebay_engine::{Engine, EngineOptions, Session, inspect};
+use forebay_engine::{Engine, EngineOptions, IoOptions, Session, inspect};
+use forebay_io::{Access, Backend};
 use forebay_kernels::Isa;
 use forebay_model::{Arith, KvDtype};
 use forebay_testkit::toy;
@@ -24,6 +25,7 @@ struct Way {
     isa: Isa,
     look_ahead: LookAhead,
     policy: Policy,
+    io: IoOptions,
     warm: bool,
 }
 
@@ -61,6 +63,7 @@ fn run(dir: &Path, tokens: &[u32], base: EngineOptions, way: Way) -> u64 {
         isa: Some(way.isa),
         look_ahead: way.look_ahead,
         policy: way.policy,
+        io: way.io,
         context: Some(tokens.len()),
         ..base
     };
@@ -104,6 +107,18 @@ fn assert_one_digest(dir: &Path, tokens: &[u32], base: EngineOptions, ways: &[Wa
     assert_eq!(digests.len(), 1, "{} different results: {digests:#?}", digests.len());
 }
 
+/// Ways to read. Where a file system or a kernel refuses one, the engine takes another and says so.
+fn disks() -> [IoOptions; 4] {
+    let through = |backend, access| IoOptions { backend: Some(backend), access, ..IoOptions::default() };
+    let slow = IoOptions { throttle: Some(400 << 20), depth: Some(1), ..IoOptions::default() };
+    [
+        through(Backend::Pool, Some(Access::Buffered)),
+        through(Backend::Pool, Some(Access::Direct)),
+        through(Backend::Uring, Some(Access::Direct)),
+        slow,
+    ]
+}
+
 fn every_way(chunks: &[usize]) -> Vec<Way> {
     let mut ways = Vec::new();
     for budget in BUDGETS {
@@ -115,7 +130,8 @@ fn every_way(chunks: &[usize]) -> Vec<Way> {
                         let block = [256, 3, 50][ways.len() % 3];
                         let look_ahead = [LookAhead::On, LookAhead::Off][ways.len() / 2 % 2];
                         let policy = [Policy::Blend, Policy::Lru][ways.len() / 4 % 2];
-                        ways.push(Way { budget, threads, chunk, block, isa, look_ahead, policy, warm });
+                        let io = disks()[ways.len() / 2 % 4];
+                        ways.push(Way { budget, threads, chunk, block, isa, look_ahead, policy, io, warm });
                     }
                 }
             }
@@ -175,12 +191,14 @@ fn the_bundled_model_gives_the_same_bits() {
         isa: best,
         look_ahead: LookAhead::Auto,
         policy: Policy::default(),
+        io: IoOptions::default(),
         warm: false,
     };
     let mut ways = vec![usual];
     ways.extend(BUDGETS.map(|budget| Way { budget, ..usual }));
     ways.extend([1, 7, 200].map(|chunk| Way { chunk, ..usual }));
     ways.extend([1, 33].map(|block| Way { chunk: 200, block, ..usual }));
+    ways.extend(disks().map(|io| Way { io, ..usual }));
     let aged = Policy::Aged { half_life: 30 };
     ways.extend([Policy::Lru, aged].map(|policy| Way { policy, ..usual }));
     ways.extend([LookAhead::On, LookAhead::Off].map(|look_ahead| Way { look_ahead, ..usual }));
