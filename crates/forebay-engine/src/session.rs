@@ -24,6 +24,7 @@ pub struct Request<'a> {
 }
 
 /// What happens while generating.
+#[allow(clippy::large_enum_variant, reason = "one a pass, handed on and dropped")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event {
     /// So many prompt tokens of so many have been run; those of a pass that is under way count by

@@ -2,7 +2,7 @@
 //!
 //! - [`spec`]: what is asked for. [`tune`]: how large every part is, so that the result behaves.
 //! - [`random`], [`pool`], [`matrix`]: weights, at the speed of a disk.
-//! - [`plan`]: every byte's place, before the first is written. [`shard`], [`folder`]: writing, and going on
+//! - [`plan`]: every byte's place, before the first is written. `shard`, `folder`: writing, and going on
 //!   where a run ended.
 //!
 //! docs/synth.md says what the models are like, and what they are not good for.

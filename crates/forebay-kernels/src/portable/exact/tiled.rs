@@ -54,8 +54,10 @@ pub(super) unsafe fn rows<R: Room>(view: &MatrixView<'_>, rows: Range<usize>, x:
     for first in rows.clone().step_by(ROWS) {
         let here = ROWS.min(rows.end - first);
         // One chunk holds all columns: no sum needs to wait in memory for more of them.
-        let at_once =
-            R::REGISTERS >= 32 && (LANES..=CHUNK).contains(&cols) && cols % LANES == 0 && here % 4 == 0;
+        let at_once = R::REGISTERS >= 32
+            && (LANES..=CHUNK).contains(&cols)
+            && cols % LANES == 0
+            && here.is_multiple_of(4);
         for (batch, x) in x.chunks((BATCH * cols).max(1)).enumerate() {
             let sums = sums.zeros(if at_once { 0 } else { x.len() / cols.max(1) });
             for start in (0..cols).step_by(CHUNK) {
