@@ -1,6 +1,7 @@
 //! One answer: tokens from the engine become text while they arrive.
 
 use std::io::{self, IsTerminal};
+use std::time::Duration;
 
 use forebay_core::CancelToken;
 use forebay_engine::{Event, Finish, Request, Sampling, Session, Stats};
@@ -10,7 +11,6 @@ use forebay_text::{ReasoningDelta, ReasoningSplitter, RenderedPrompt, Utf8Stream
 
 use crate::console::{self, Output};
 use crate::failure::Failure;
-use crate::hindsight::Hindsight;
 use crate::load::Loaded;
 use crate::progress::{Progress, Unit};
 use crate::record::Record;
@@ -60,8 +60,8 @@ pub struct Answer {
     pub finish: Finish,
     /// What it cost.
     pub stats: Stats,
-    /// How that compares.
-    pub hindsight: Hindsight,
+    /// How long at least one demanded read was outstanding.
+    pub disk_time: Duration,
 }
 
 impl Answer {
@@ -167,9 +167,9 @@ pub fn generate(
         sampling: ask.sampling,
         stops: model.stops.ids(),
     };
-    let busy = model.engine.store().disk_time();
+    let before = model.engine.store().disk_time();
     let outcome = session.generate(&mut model.engine, &request, cancel, trace, on_event);
-    let busy = model.engine.store().disk_time().saturating_sub(busy);
+    let disk_time = model.engine.store().disk_time().saturating_sub(before);
     drop(progress);
     if let Some(failure) = failed {
         return Err(failure);
@@ -183,8 +183,7 @@ pub fn generate(
         ));
     }
     let Pipe { content, reasoning, .. } = pipe;
-    let hindsight = Hindsight::of(&mut model.engine, &outcome.stats, busy);
-    Ok(Answer { ids, content, reasoning, finish: outcome.finish, stats: outcome.stats, hindsight })
+    Ok(Answer { ids, content, reasoning, finish: outcome.finish, stats: outcome.stats, disk_time })
 }
 
 /// Shows an answer while it arrives: content on standard output, reasoning on standard error.

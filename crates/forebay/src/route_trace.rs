@@ -8,6 +8,7 @@ use forebay_tiers::routes::file::{Header, RouteFileError};
 use sha2::{Digest, Sha256};
 
 use crate::args::RunArgs;
+use crate::bundled::hex;
 use crate::failure::Failure;
 use crate::load::Loaded;
 use crate::record::create_outside;
@@ -39,8 +40,7 @@ pub fn begin(
 
 /// The model's identity: a hash of its config.
 fn identity(dir: &Path) -> Result<String, RouteFileError> {
-    let hash = Sha256::digest(std::fs::read(dir.join("config.json"))?);
-    Ok(hash.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex(&Sha256::digest(std::fs::read(dir.join("config.json"))?)))
 }
 
 /// The recording is not complete.

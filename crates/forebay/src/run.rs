@@ -10,6 +10,7 @@ use crate::answer::{self, Answer, Ask, Form, Screen};
 use crate::args::RunArgs;
 use crate::console::{self, Output};
 use crate::failure::Failure;
+use crate::hindsight::Hindsight;
 use crate::interrupt::Interrupt;
 use crate::load::{Loaded, TextSide};
 use crate::prompt::{self, Limit, Source};
@@ -60,22 +61,23 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         screen.end().and(answer)?
     };
     model.remember();
+    let hindsight = Hindsight::of(&mut model.engine, &answer.stats, answer.disk_time);
     if let Some(recorder) = recorder {
         recorder.finish().map_err(|error| route_trace::failed(args, &error))?;
     }
     if args.json {
-        out.json(&result(&model, &ask, &answer, args))?;
+        out.json(&result(&model, &ask, &answer, &hindsight, args))?;
     } else {
         if let Some(note) = answer.ending_note(max_tokens, model.engine.plan().context) {
             console::note(&note);
         }
         console::diagnose(&format!("{}\n", report::summary(&answer.stats, model.engine.options())));
-        if let Some(line) = answer.hindsight.line() {
+        if let Some(line) = hindsight.line() {
             console::diagnose(&format!("{line}\n"));
         }
     }
     if let Some(record) = record {
-        let mut run = result(&model, &ask, &answer, args);
+        let mut run = result(&model, &ask, &answer, &hindsight, args);
         run["phases_s"] = report::phases_json(session.profile());
         record.finish(&run)?;
     }
@@ -99,7 +101,7 @@ fn encode(args: &RunArgs, text: &TextSide, typed: &str, source: Source) -> Resul
     Ok((text.tokenizer.encode_rendered(&rendered)?, Form::of(&rendered)))
 }
 
-fn result(model: &Loaded, ask: &Ask<'_>, answer: &Answer, args: &RunArgs) -> Value {
+fn result(model: &Loaded, ask: &Ask<'_>, answer: &Answer, hindsight: &Hindsight, args: &RunArgs) -> Value {
     let mut settings = report::settings_json(&model.engine, &ask.sampling, ask.max_tokens);
     settings.insert("think".to_owned(), json!(args.answer.think));
     let template = (!args.no_template).then(|| model.text.template.origin());
@@ -114,7 +116,7 @@ fn result(model: &Loaded, ask: &Ask<'_>, answer: &Answer, args: &RunArgs) -> Val
         "seed": ask.sampling.seed,
         "timings": report::stats_json(&answer.stats, model.load_time),
         "experts": report::experts_json(&answer.stats.experts),
-        "hindsight": answer.hindsight.json(),
+        "hindsight": hindsight.json(),
         "model": report::model_json(&model.dir, &model.engine),
         "settings": settings,
     })

@@ -74,8 +74,9 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
 
 /// What was measured for a model folder, if it still holds.
 pub fn stored(dir: &Path) -> Option<Tuned> {
-    let target = Target::of_model(dir).ok()?;
+    // First: most folders have none, and looking at a model opens all of its headers.
     let stored = serde_json::from_slice(&std::fs::read(place(dir)).ok()?).ok()?;
+    let target = Target::of_model(dir).ok()?;
     parse(&stored, &identity(&target, &Machine::read()))
 }
 

@@ -130,9 +130,9 @@ fn added(before: &RenderedPrompt, full: &RenderedPrompt) -> Option<RenderedPromp
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hindsight::Hindsight;
     use forebay_engine::{Finish, Stats};
     use std::path::Path;
+    use std::time::Duration;
 
     fn demo() -> TextSide {
         TextSide::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo")).ok().unwrap()
@@ -140,7 +140,7 @@ mod tests {
 
     fn answer(ids: Vec<u32>, content: &str) -> Answer {
         let (reasoning, finish, stats) = (String::new(), Finish::Stop, Stats::default());
-        Answer { ids, content: content.to_owned(), reasoning, finish, stats, hindsight: Hindsight::default() }
+        Answer { ids, content: content.to_owned(), reasoning, finish, stats, disk_time: Duration::ZERO }
     }
 
     #[test]
