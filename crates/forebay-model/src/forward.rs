@@ -208,6 +208,8 @@ pub fn forward(
     resize(&mut ws.x, tokens.len() * spec.hidden);
     ctx.model.embedding.rows(tokens, &mut ws.x)?;
     ws.attention.begin(ctx.model, start, tokens.len());
+    // The disk need not wait until the dense layers are done.
+    moe::guess_on_the_way(ctx, 0, store, &mut ws.moe, &mut ws.profile, &ws.x);
     for l in 0..ctx.model.layers.len() {
         run_layer(ctx, l, store, kv, ws, watch)?;
         check_finite(ctx, &ws.x, l, start)?;
@@ -282,7 +284,7 @@ fn run_layer(
     match site {
         Some(site) => moe::add_experts(ctx, &site, store, &mut ws.moe, &mut ws.profile, &mut ws.x),
         None => {
-            moe::guess_after_dense(ctx, l, store, &mut ws.moe, &mut ws.profile, &ws.x);
+            moe::guess_on_the_way(ctx, l + 1, store, &mut ws.moe, &mut ws.profile, &ws.x);
             Ok(())
         }
     }

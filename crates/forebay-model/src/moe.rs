@@ -185,7 +185,7 @@ pub(crate) fn add_experts(
         profile.lap(Phase::SharedExpert);
         if step.store().wants_look_ahead() {
             let shared = site.shared.map(|_| &scratch.shared[..]);
-            if let Some(next) = guess::next_layer(ctx, site.layer, x, shared, &mut scratch.guess) {
+            if let Some(next) = guess::next_layer(ctx, site.layer + 1, x, shared, &mut scratch.guess) {
                 step.store().look_ahead(next, &scratch.guess.experts);
             }
             profile.lap(Phase::Router);
@@ -216,13 +216,13 @@ pub(crate) fn add_experts(
         }
         scratch.users[ready.expert as usize] = users;
         if reads_on {
-            read_on(ctx, site.layer, step.store());
+            read_on(ctx, site.layer + 1, step.store());
         }
         profile.lap(Phase::Experts);
     }
     drop(step);
     if reads_on {
-        read_on(ctx, site.layer, store);
+        read_on(ctx, site.layer + 1, store);
     }
     profile.lap(Phase::ExpertWait);
     scratch.union = union;
@@ -241,10 +241,11 @@ pub(crate) fn add_experts(
     Ok(())
 }
 
-/// Guesses at the experts of the first sparse layer after dense layer `layer`, whose output is `x`.
-pub(crate) fn guess_after_dense(
+/// Guesses at the experts of the first sparse layer from `from` on, to which the residual stream `x` is on
+/// its way: the embeddings, before layer 0, or what a dense layer made of them.
+pub(crate) fn guess_on_the_way(
     ctx: Context<'_>,
-    layer: usize,
+    from: usize,
     store: &mut ExpertStore,
     scratch: &mut MoeScratch,
     profile: &mut Profile,
@@ -254,16 +255,17 @@ pub(crate) fn guess_after_dense(
         return;
     }
     if x.len() > BUFFERED_ROWS * ctx.model.spec.hidden {
-        read_on(ctx, layer, store);
-    } else if let Some(next) = guess::next_layer(ctx, layer, x, None, &mut scratch.guess) {
+        read_on(ctx, from, store);
+    } else if let Some(next) = guess::next_layer(ctx, from, x, None, &mut scratch.guess) {
         store.look_ahead(next, &scratch.guess.experts);
     }
     profile.lap(Phase::Router);
 }
 
-/// Asks for the experts of the next sparse layer as a long pass wants them: nearly all, in order.
-fn read_on(ctx: Context<'_>, layer: usize, store: &mut ExpertStore) {
-    if let Some((next, ..)) = guess::next_sparse(ctx, layer) {
+/// Asks for the experts of the first sparse layer from `from` on as a long pass wants them: nearly all, in
+/// order.
+fn read_on(ctx: Context<'_>, from: usize, store: &mut ExpertStore) {
+    if let Some((next, ..)) = guess::next_sparse(ctx, from) {
         let all: Vec<u32> = (0..ctx.model.spec.moe.experts as u32).collect();
         store.look_ahead(next as u32, &all);
     }

@@ -186,10 +186,10 @@ impl ExpertStore {
         self.forget_guesses();
     }
 
-    /// Changes whether experts are read ahead.
+    /// Changes whether experts are read ahead. What was learnt about it stays.
     pub fn set_look_ahead(&mut self, mode: LookAhead) {
         self.forget_ahead();
-        self.look_ahead = Controller::new(mode);
+        self.look_ahead.set_mode(mode);
     }
 
     /// Slabs that are in their places, neither being read into nor lost. After a step ended and

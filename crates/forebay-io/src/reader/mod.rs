@@ -137,7 +137,7 @@ pub struct ReaderConfig {
 impl Default for ReaderConfig {
     fn default() -> Self {
         let backend = Backend::Pool;
-        Self { workers: 8, ahead: 4, piece: 4 << 20, scratch_per_worker: 0, backend, throttle: None }
+        Self { workers: 8, ahead: 2, piece: 4 << 20, scratch_per_worker: 0, backend, throttle: None }
     }
 }
 

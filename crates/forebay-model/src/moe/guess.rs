@@ -32,28 +32,28 @@ impl GuessScratch {
     }
 }
 
-/// The next sparse layer after `layer`: its number, itself, its router and the router's bias.
-pub(super) fn next_sparse(ctx: Context<'_>, layer: usize) -> Option<(usize, &LayerWeights, &Matrix, &[f32])> {
-    let later = ctx.model.layers.iter().enumerate().skip(layer + 1);
+/// The first sparse layer from layer `from` on: its number, itself, its router and the router's bias.
+pub(super) fn next_sparse(ctx: Context<'_>, from: usize) -> Option<(usize, &LayerWeights, &Matrix, &[f32])> {
+    let later = ctx.model.layers.iter().enumerate().skip(from);
     later.into_iter().find_map(|(at, next)| match &next.ffn {
         Ffn::Sparse { router, bias, .. } => Some((at, next, router, &bias[..])),
         Ffn::Dense(_) => None,
     })
 }
 
-/// Guesses into `guess.experts` which experts the next sparse layer after `layer` will choose, from the
-/// rows `x` of the residual stream and the shared expert's output, which is still to be added. The
-/// layer guessed at, or `None` if there is nothing to guess.
+/// Guesses into `guess.experts` which experts the first sparse layer from `from` on will choose, from
+/// the rows `x` of the residual stream and the shared expert's output, if it is still to be added.
+/// The layer guessed at, or `None` if there is nothing to guess.
 pub(super) fn next_layer(
     ctx: Context<'_>,
-    layer: usize,
+    from: usize,
     x: &[f32],
     shared: Option<&[f32]>,
     guess: &mut GuessScratch,
 ) -> Option<u32> {
     let spec = &ctx.model.spec;
     let m = &spec.moe;
-    let (at, next, router, bias) = next_sparse(ctx, layer)?;
+    let (at, next, router, bias) = next_sparse(ctx, from)?;
     let rows = x.len() / spec.hidden;
     if rows > ROWS {
         return None;

@@ -42,7 +42,8 @@ impl ExpertStore {
     }
 
     /// Asks for experts that the step of layer `layer` will probably want, best guess first.
-    /// What is resident, asked for already, or has no staging slab left is passed over.
+    /// What is resident, asked for already, or has no staging slab left is passed over. Earlier guesses at the
+    /// layer that are not among them, and whose reading has not begun, are given up.
     pub fn look_ahead(&mut self, layer: u32, experts: &[u32]) {
         let Some(&at) = self.index.get(&layer) else { return };
         self.collect();
@@ -50,6 +51,7 @@ impl ExpertStore {
             self.forget_guesses();
             self.ahead.at = at;
         }
+        self.revise_guesses(experts);
         for &expert in experts {
             // The step in progress comes first where both want staging slabs.
             if !self.all_started() {
@@ -67,6 +69,24 @@ impl ExpertStore {
             self.counters.ahead_asked += 1;
             self.ahead.guesses.push(Guess { expert, tag, arrived: None });
         }
+    }
+
+    /// Gives up what is no longer guessed and has not been begun.
+    fn revise_guesses(&mut self, experts: &[u32]) {
+        for guess in std::mem::take(&mut self.ahead.guesses) {
+            let outdated = guess.arrived.is_none() && !experts.contains(&guess.expert);
+            match outdated.then(|| self.reader.cancel(guess.tag)).flatten() {
+                Some(job) => self.guess_dropped(guess.tag, job.slab),
+                None => self.ahead.guesses.push(guess),
+            }
+        }
+    }
+
+    /// The job of a guess was taken back before it began.
+    fn guess_dropped(&mut self, tag: u64, slab: Slab) {
+        self.flights.remove(&tag);
+        self.counters.ahead_dropped += 1;
+        self.give_back(slab);
     }
 
     /// A guess has been read. One that failed is forgotten: the step that wants the expert reads
@@ -93,11 +113,7 @@ impl ExpertStore {
                     self.give_back(slab);
                 }
                 None => match self.reader.cancel(guess.tag) {
-                    Some(job) => {
-                        self.flights.remove(&guess.tag);
-                        self.counters.ahead_dropped += 1;
-                        self.give_back(job.slab);
-                    }
+                    Some(job) => self.guess_dropped(guess.tag, job.slab),
                     None => {
                         self.flights.insert(guess.tag, Flight::Nobody);
                         self.reader.abort(guess.tag);

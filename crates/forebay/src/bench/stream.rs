@@ -30,6 +30,8 @@ struct Sample {
     compute: f64,
     experts: Counters,
     disk: Gauge,
+    /// Seconds by phase.
+    phases: Value,
 }
 
 /// All samples of one way.
@@ -47,20 +49,26 @@ pub fn run(args: &BenchStreamArgs) -> Result<(), Failure> {
     let mut options = args.engine.options();
     options.context.get_or_insert(prompt + steps + 1);
     let mut engine = load::open_engine(&dir, options, &args.engine.disk.mirror)?;
-    let mut ways: Vec<Way> = [("off", LookAhead::Off), ("auto", LookAhead::Auto), ("on", LookAhead::On)]
-        .map(|(name, mode)| Way { name, mode, samples: Vec::new() })
-        .into();
-    // One way was asked for: the others are not run.
-    let asked = args.engine.options().look_ahead;
-    ways.retain(|way| asked == LookAhead::Auto || way.mode == asked);
+    let asked = match args.engine.options().look_ahead {
+        LookAhead::Off => None,
+        LookAhead::Auto => Some(("auto", LookAhead::Auto)),
+        LookAhead::On => Some(("on", LookAhead::On)),
+    };
+    let ways = [("off", LookAhead::Off)].into_iter().chain(asked);
+    let mut ways: Vec<Way> = ways.map(|(name, mode)| Way { name, mode, samples: Vec::new() }).collect();
     let mut prefill = Way { name: "prompt", mode: LookAhead::Auto, samples: Vec::new() };
-    let total = (prompt + rounds * (prompt * usize::from(args.prefill) + ways.len() * steps)) as u64;
+    let total = (prompt + steps + rounds * (prompt * usize::from(args.prefill) + ways.len() * steps)) as u64;
     interrupt.during(|cancel| {
         let progress = Progress::start("measuring", Unit::Tokens, total);
         let mut done = 0;
         let mut session = Session::new(&engine);
         let ids = zipf_ids(engine.spec().vocab, prompt + steps);
         run_tokens(&mut engine, &mut session, &ids[..prompt], cancel)?;
+        // One turn that does not count: every later one begins with what the last tokens left in the cache.
+        for token in ids[prompt..].chunks(1) {
+            run_tokens(&mut engine, &mut session, token, cancel)?;
+        }
+        done += (prompt + steps) as u64;
         for round in 0..rounds {
             if args.prefill {
                 session.truncate(0);
@@ -144,6 +152,7 @@ fn measure(
         compute: (wall - waited).max(0.0),
         experts: engine.counters().since(&before),
         disk,
+        phases: report::phases_json(session.profile()),
     })
 }
 
@@ -248,6 +257,7 @@ impl Report<'_> {
                     "disk_outstanding_s": sample.disk.outstanding.as_secs_f64(),
                     "disk_starved_s": sample.disk.idle.as_secs_f64(),
                     "disk_mean_depth": sample.disk.mean_depth(),
+                    "phases_s": sample.phases,
                 })
             };
             json!({ "look_ahead": way.name, "samples": way.samples.iter().map(sample).collect::<Vec<_>>() })
