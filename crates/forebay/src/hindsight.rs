@@ -42,8 +42,7 @@ impl Hindsight {
         found.tokens_per_second = Some(stats.decode_passes as f64 / seconds);
         // Where every expert has a slot, each is read once and there is nothing to improve.
         let plan = engine.plan();
-        let experts: usize = plan.demand.layers.iter().map(|layer| layer.experts).sum();
-        if decode.misses == 0 || plan.resident_slots() == experts {
+        if decode.misses == 0 || plan.holds_everything() {
             return found;
         }
         found.disk_busy = Some((disk_time.as_secs_f64() / seconds).min(1.0));

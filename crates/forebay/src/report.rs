@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use forebay_core::ByteSize;
 use forebay_engine::{Engine, EngineOptions, Finish, Sampling, Stats};
+use forebay_io::probe::Way;
 use forebay_model::{Phase, Profile};
-use forebay_tiers::{Counters, Histogram};
+use forebay_tiers::{Counters, Histogram, LookAhead};
 use serde_json::{Map, Value, json};
 
 use crate::hindsight;
@@ -135,6 +136,24 @@ pub fn model_json(dir: &Path, engine: &Engine) -> Value {
     })
 }
 
+/// A way to read experts, of at most `block` bytes each.
+pub fn way_json(way: Way, block: u64) -> Value {
+    json!({
+        "backend": way.backend.to_string(),
+        "access": way.access.to_string(),
+        "depth": way.depth,
+        "block_bytes": block,
+    })
+}
+
+fn look_ahead_name(mode: LookAhead) -> &'static str {
+    match mode {
+        LookAhead::Auto => "auto",
+        LookAhead::On => "on",
+        LookAhead::Off => "off",
+    }
+}
+
 /// The engine's settings in force.
 pub fn engine_json(engine: &Engine) -> Map<String, Value> {
     let (options, plan) = (engine.options(), engine.plan());
@@ -147,8 +166,8 @@ pub fn engine_json(engine: &Engine) -> Map<String, Value> {
         ("block", json!(plan.block)),
         ("embedding", json!(plan.embedding_place.to_string())),
         ("cache_policy", json!(hindsight::policy_name(options.policy))),
-        ("io_backend", json!(options.io.backend.unwrap_or_default().to_string())),
-        ("io_depth", json!(options.io.depth)),
+        ("look_ahead", json!(look_ahead_name(options.look_ahead))),
+        ("reading", way_json(engine.way(), engine.largest_expert())),
         ("throttle_disk", json!(options.io.throttle)),
         ("threads", json!(engine.threads())),
         ("cpu_features", json!(engine.isa().name())),

@@ -20,8 +20,7 @@ impl Usage {
     /// Reads what is known of the model in `dir` and tells the engine's caches. `None` where that cannot help:
     /// every expert fits into memory. What is wrong with the file is said and no reason not to run.
     pub fn begin(dir: &Path, engine: &mut Engine) -> Option<Self> {
-        let plan = engine.plan();
-        if plan.slots.bytes >= plan.demand.all_bytes().ok()? {
+        if engine.plan().holds_everything() {
             return None;
         }
         let identity = identity(dir, engine)?;

@@ -3,10 +3,12 @@
 use std::fmt::{Display, Write};
 
 use forebay_core::ByteSize;
-use forebay_engine::{Bound, BudgetFrom, Consumer, Expectation, Inspection, ModelFacts, Plan};
+use forebay_engine::{Bound, BudgetFrom, Consumer, Expectation, Inspection, ModelFacts, Plan, Rates};
 use forebay_model::EmbeddingPlace;
 
+use super::Look;
 use crate::console;
+use crate::tune;
 
 /// Lines of a name and a text.
 struct Page(String);
@@ -28,7 +30,8 @@ impl Page {
 }
 
 /// The whole page of `forebay plan`.
-pub fn report(found: &Inspection, assumed: bool, warnings: &[String]) -> String {
+pub fn report(look: &Look, assumed: bool, warnings: &[String]) -> String {
+    let found = &look.found;
     let mut page = Page(String::new());
     model(&mut page, found);
     machine(&mut page, found, assumed);
@@ -37,6 +40,7 @@ pub fn report(found: &Inspection, assumed: bool, warnings: &[String]) -> String 
             page.gap();
             levels(&mut page, found, plan);
             page.gap();
+            reading(&mut page, look, plan);
             outlook(&mut page, plan);
             page.gap();
         }
@@ -126,9 +130,33 @@ fn levels(page: &mut Page, found: &Inspection, plan: &Plan) {
             page.part(bytes, describe(consumer, plan));
         }
     }
-    let all = plan.demand.layers.iter().zip(&plan.slots.quotas).all(|(layer, quota)| layer.experts == *quota);
-    let left = if all { "left over: every expert fits" } else { "left over: too little for another expert" };
+    let left = if plan.holds_everything() {
+        "left over: every expert fits"
+    } else {
+        "left over: too little for another expert"
+    };
     page.part(plan.budget.saturating_sub(plan.total()), left);
+}
+
+/// How experts come from disk to memory.
+fn reading(page: &mut Page, look: &Look, plan: &Plan) {
+    if plan.demand.layers.is_empty() {
+        return;
+    }
+    let block = ByteSize(ModelFacts::of(&look.found.snapshot).largest_expert);
+    let from = if look.tuned { ", as forebay tune found best" } else { "" };
+    let way = tune::way_text(look.options.way(plan));
+    page.row("reading", format_args!("experts of {block}: {way}{from}"));
+    let rate = |rate: Option<f64>| rate.map(|rate| format!("{}/s", ByteSize(rate as u64)));
+    let Rates { disk, memory } = look.options.rates;
+    match (rate(disk), rate(memory)) {
+        (None, None) => {}
+        (disk, memory) => {
+            let known = |rate: Option<String>| rate.unwrap_or("not measured".to_owned());
+            page.row("", format_args!("disk {}, memory {}", known(disk), known(memory)));
+        }
+    }
+    page.gap();
 }
 
 fn budget_from(plan: &Plan) -> &'static str {

@@ -87,6 +87,13 @@ fn json_holds_answer_cost_and_settings_and_nothing_else_is_printed() {
     assert_eq!(result["seed"], 7);
     assert_eq!(result["settings"]["temperature"], 0.0);
     assert_eq!(result["settings"]["arith"], "int8");
+    let settings = &result["settings"];
+    assert_eq!((&settings["look_ahead"], &settings["reading"]["backend"]), (&"auto".into(), &"pool".into()));
+    assert_eq!(
+        (&settings["reading"]["access"], &settings["reading"]["depth"]),
+        (&"buffered".into(), &8.into())
+    );
+    assert!(settings["reading"]["block_bytes"].as_u64().unwrap() > 0);
     assert!(result["experts"]["bytes_read"].as_u64().unwrap() > 0);
     assert!(result["timings"]["first_token_s"].as_f64().unwrap() > 0.0);
 }
