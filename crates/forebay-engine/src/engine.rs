@@ -417,6 +417,11 @@ impl Engine {
         self.loaded_bytes
     }
 
+    /// Bytes of token embeddings that were read from disk so far, row by row.
+    pub fn embedding_bytes_read(&self) -> u64 {
+        self.model.embedding.bytes_read()
+    }
+
     /// The instruction set in use.
     pub fn isa(&self) -> Isa {
         self.kernels.isa()

@@ -19,9 +19,14 @@ pub struct RouteRecorder<W: Write> {
 
 impl<W: Write> RouteRecorder<W> {
     /// Writes the header. Tokens at positions below `prompt_end` are recorded as read, the
-    /// others as generated.
+    /// others as generated; another prompt [ends elsewhere](Self::prompt_ends).
     pub fn new(out: W, header: Header, prompt_end: usize) -> Result<Self, RouteFileError> {
         Ok(Self { writer: Ok(RouteWriter::new(out, header)?), passes: 0, prompt_end })
+    }
+
+    /// From now on, tokens at positions below `end` are recorded as read.
+    pub fn prompt_ends(&mut self, end: usize) {
+        self.prompt_end = end;
     }
 
     /// Writes what is left; an error means that the recording is incomplete.

@@ -124,6 +124,20 @@ pub struct TuneArgs {
     pub json: bool,
 }
 
+/// Files that a run writes beside its result.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Files")]
+pub struct RecordArgs {
+    /// Record which experts every token used, for `forebay bench cache --trace`
+    ///
+    /// One JSON object a line; docs/cache.md describes it. An existing file is replaced.
+    #[arg(long, value_name = "PATH")]
+    pub route_trace: Option<PathBuf>,
+    /// Write what every pass cost to this file, as JSON lines, and the whole run in the last one
+    #[arg(long, value_name = "PATH")]
+    pub record: Option<PathBuf>,
+}
+
 /// `forebay run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
@@ -139,20 +153,15 @@ pub struct RunArgs {
     /// standard input is not part of the prompt, and control tokens are ordinary text.
     #[arg(long, conflicts_with_all = ["system", "think"])]
     pub no_template: bool,
-    /// Record which experts every token used, for `forebay bench cache --trace`
-    ///
-    /// One JSON object a line; docs/cache.md describes it. An existing file is replaced.
-    #[arg(long, value_name = "PATH")]
-    pub route_trace: Option<PathBuf>,
-    /// Write what every pass cost to this file, as JSON lines, and the whole run in the last one
-    #[arg(long, value_name = "PATH")]
-    pub record: Option<PathBuf>,
     /// Print one JSON object with answer, measurements and settings instead of text
     #[arg(long)]
     pub json: bool,
     /// How to answer.
     #[command(flatten)]
     pub answer: AnswerArgs,
+    /// Files to write beside the result.
+    #[command(flatten)]
+    pub files: RecordArgs,
     /// How to run the model.
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -164,6 +173,9 @@ pub struct ChatArgs {
     /// How to answer.
     #[command(flatten)]
     pub answer: AnswerArgs,
+    /// Files to write beside the result.
+    #[command(flatten)]
+    pub files: RecordArgs,
     /// How to run the model.
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -265,6 +277,9 @@ pub struct ScoreArgs {
     /// Print one JSON object with the log-probability of every token instead of text
     #[arg(long)]
     pub json: bool,
+    /// Files to write beside the result.
+    #[command(flatten)]
+    pub files: RecordArgs,
     /// How to run the model.
     #[command(flatten)]
     pub engine: EngineArgs,

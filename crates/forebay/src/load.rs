@@ -43,6 +43,8 @@ pub fn tokenizer(dir: &Path) -> Result<Tokenizer, Failure> {
 pub struct Loaded {
     /// Its folder.
     pub dir: PathBuf,
+    /// The folders that its files are read from: its own, then the mirrors.
+    pub roots: Vec<PathBuf>,
     /// The engine.
     pub engine: Engine,
     /// Tokenizer and template.
@@ -62,7 +64,8 @@ impl Loaded {
         let mut engine = open_engine(&dir, args.options(), &args.disk.mirror)?;
         let usage = Usage::begin(&dir, &mut engine);
         let stops = StopSet::new(engine.stop_ids().iter().copied(), &text.tokenizer);
-        Ok(Self { dir, engine, text, stops, load_time: started.elapsed(), usage })
+        let roots = roots(&dir, &args.disk.mirror);
+        Ok(Self { dir, roots, engine, text, stops, load_time: started.elapsed(), usage })
     }
 
     /// Remembers for later runs what this one used.
@@ -71,6 +74,11 @@ impl Loaded {
             usage.end(&mut self.engine);
         }
     }
+}
+
+/// The folders that a model is read from.
+pub fn roots(dir: &Path, mirrors: &[PathBuf]) -> Vec<PathBuf> {
+    std::iter::once(dir.to_owned()).chain(mirrors.iter().cloned()).collect()
 }
 
 /// Experts of fewer bytes are soon read, whatever the way.
