@@ -172,6 +172,11 @@ impl ExpertStore {
         keys
     }
 
+    /// The resident experts of one layer, in ascending order; none of a layer that the store does not have.
+    pub fn resident_in(&self, layer: u32) -> Vec<u32> {
+        self.index.get(&layer).map_or_else(Vec::new, |&at| self.layers[at].cache.residents())
+    }
+
     /// Forgets every resident expert and everything that was read ahead, as if the store were new.
     pub fn reset_residency(&mut self) {
         self.settle();
