@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::CancelToken;
 use forebay_model::workspace::LOGIT_ROWS;
-use forebay_model::{ForwardError, KvCache, Profile, Trace, Watch, Workspace, forward, logits};
+use forebay_model::{ForwardError, KvCache, Phase, Profile, Trace, Watch, Workspace, forward, logits};
 use forebay_tiers::Counters;
 
 use crate::engine::Engine;
@@ -50,6 +50,15 @@ pub struct PassStats {
     pub time: Duration,
     /// Expert streaming.
     pub experts: Counters,
+    /// Its time by part, in the order of [`Phase::ALL`].
+    pub phases: [Duration; Phase::ALL.len()],
+}
+
+/// What there was before a pass.
+struct PassStart {
+    started: Instant,
+    experts: Counters,
+    phases: [Duration; Phase::ALL.len()],
 }
 
 /// Why generation ended without an error.
@@ -311,7 +320,7 @@ impl Session {
         trace: &mut Option<&mut (dyn Trace + '_)>,
         layers_done: &mut dyn FnMut(usize),
     ) -> Result<Option<PassStats>, GenerateError> {
-        let (before, started) = (engine.counters(), Instant::now());
+        let start = self.pass_starts(engine);
         let (ctx, store) = engine.split();
         let trace = trace.as_mut().map(|t| &mut **t as &mut dyn Trace);
         let mut watch = Watch { cancel, trace, layers_done };
@@ -325,8 +334,21 @@ impl Session {
         let last = tokens.len() - 1..tokens.len();
         self.logits.clear();
         self.logits.extend_from_slice(logits(ctx, &mut self.workspace, last));
-        let experts = engine.counters().since(&before);
-        Ok(Some(PassStats { rows: tokens.len(), time: started.elapsed(), experts }))
+        Ok(Some(self.pass_stats(engine, tokens.len(), &start)))
+    }
+
+    fn pass_starts(&self, engine: &Engine) -> PassStart {
+        let phases = self.workspace.profile.all();
+        PassStart { started: Instant::now(), experts: engine.counters(), phases }
+    }
+
+    fn pass_stats(&self, engine: &Engine, rows: usize, start: &PassStart) -> PassStats {
+        let mut phases = self.workspace.profile.all();
+        for (now, before) in phases.iter_mut().zip(start.phases) {
+            *now = now.saturating_sub(before);
+        }
+        let experts = engine.counters().since(&start.experts);
+        PassStats { rows, time: start.started.elapsed(), experts, phases }
     }
 
     /// An error unless all of `tokens` exist and fit: nothing of a prompt that does not is run.
@@ -376,7 +398,7 @@ impl Session {
         let (chunk, vocab) = (engine.plan().chunk, engine.spec().vocab);
         let mut at = 0;
         for tokens in tokens.chunks(chunk) {
-            let (before, started) = (engine.counters(), Instant::now());
+            let start = self.pass_starts(engine);
             let (ctx, store) = engine.split();
             let trace = trace.as_mut().map(|t| &mut **t as &mut dyn Trace);
             let mut watch = Watch { cancel, trace, layers_done: &mut |_| () };
@@ -392,8 +414,7 @@ impl Session {
                 self.logits.clear();
                 self.logits.extend_from_slice(&block[block.len() - vocab..]);
             }
-            let experts = engine.counters().since(&before);
-            on_row(Row::Pass(PassStats { rows: tokens.len(), time: started.elapsed(), experts }));
+            on_row(Row::Pass(self.pass_stats(engine, tokens.len(), &start)));
         }
         Ok(())
     }

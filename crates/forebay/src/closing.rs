@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use forebay_core::ByteSize;
-use forebay_engine::Engine;
+use forebay_engine::{Engine, PassStats};
 use forebay_io::{MemoryInfo, RootStats};
 use forebay_model::{Phase, Profile};
 use serde_json::{Map, Value, json};
@@ -66,7 +66,7 @@ pub fn add_cost(
         })
     };
     let memory = MemoryInfo::read();
-    let phases = Phase::ALL.iter().map(|phase| (phase.name(), profile.spent(*phase)));
+    let time = [("loading", load)].into_iter().chain(named(profile.all()));
     let entries = [
         ("experts", report::experts_json(&counters)),
         (
@@ -78,7 +78,7 @@ pub fn add_cost(
             }),
         ),
         ("roots", roots.iter().zip(&stats).map(root).collect()),
-        ("time", time_json(&parts(load, work, phases))),
+        ("time", time_json(&parts(time, load + work, "sampling and text"))),
         (
             "memory",
             json!({
@@ -93,16 +93,24 @@ pub fn add_cost(
     }
 }
 
-/// Time by part, the parts of a pass among them. What belongs to no pass is choosing tokens, text and output.
+/// Where the time of one pass went.
+pub fn pass_time_json(stats: &PassStats) -> Value {
+    time_json(&parts(named(stats.phases), stats.time, "other"))
+}
+
+fn named(phases: [Duration; Phase::ALL.len()]) -> impl Iterator<Item = (&'static str, Duration)> {
+    Phase::ALL.iter().map(|phase| phase.name()).zip(phases)
+}
+
+/// Parts of `wall`, and what none of them accounts for.
 fn parts<'a>(
-    load: Duration,
-    work: Duration,
-    phases: impl Iterator<Item = (&'a str, Duration)>,
+    known: impl Iterator<Item = (&'a str, Duration)>,
+    wall: Duration,
+    rest: &'a str,
 ) -> Vec<(&'a str, Duration)> {
-    let mut parts = vec![("loading", load)];
-    parts.extend(phases);
-    let passes: Duration = parts[1..].iter().map(|(_, time)| time).sum();
-    parts.push(("sampling and text", work.saturating_sub(passes)));
+    let mut parts: Vec<_> = known.collect();
+    let spent: Duration = parts.iter().map(|(_, time)| time).sum();
+    parts.push((rest, wall.saturating_sub(spent)));
     parts
 }
 
@@ -140,12 +148,13 @@ mod tests {
     #[test]
     fn time_goes_somewhere() {
         let second = Duration::from_secs;
-        let found = parts(second(2), second(6), [("head", second(1)), ("router", second(3))].into_iter());
-        assert_eq!(found[3], ("sampling and text", second(2)));
+        let known = [("loading", second(2)), ("head", second(1)), ("router", second(3))];
+        let found = parts(known.into_iter(), second(8), "text");
+        assert_eq!(found[3], ("text", second(2)));
         let json = time_json(&found);
         assert_eq!((&json["wall_s"], &json["shares"]["router"]), (&json!(8.0), &json!(3.0 / 8.0)));
         // Passes that were run and then failed are in the profile and in no answer.
-        let found = parts(second(1), second(0), [("head", second(3))].into_iter());
+        let found = parts(known.into_iter(), second(2), "text");
         let json = time_json(&found);
         let shares = json["shares"].as_object().unwrap().values();
         assert_eq!(shares.map(|share| share.as_f64().unwrap()).sum::<f64>(), 1.0);

@@ -223,7 +223,9 @@ impl Chat {
         let model = &mut self.model;
         let hindsight = Hindsight::of(&mut model.engine, stretch);
         if *answers > 0 {
-            closing::show(&mut model.engine, &model.roots, &hindsight, &report::summary(stats));
+            let plural = if *answers == 1 { "" } else { "s" };
+            let what = format!("{answers} answer{plural}: {}", report::summary(stats));
+            closing::show(&mut model.engine, &model.roots, &hindsight, &what);
         }
         let mut settings = report::settings_json(&model.engine, &self.sampling, self.max_tokens);
         settings.insert("seed".to_owned(), json!(self.sampling.seed));

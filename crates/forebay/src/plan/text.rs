@@ -41,7 +41,7 @@ pub fn report(look: &Look, assumed: bool, warnings: &[String]) -> String {
             levels(&mut page, found, plan);
             page.gap();
             reading(&mut page, look, plan);
-            outlook(&mut page, plan);
+            outlook(&mut page, look, plan, assumed);
             page.gap();
         }
         Err(_) => page.gap(),
@@ -123,7 +123,10 @@ fn levels(page: &mut Page, found: &Inspection, plan: &Plan) {
     }
     page.gap();
     let from = budget_from(plan);
-    page.row("in memory", format_args!("{}, {from}", ByteSize(plan.budget)));
+    let left = found.memory.available.map(|available| available.saturating_sub(plan.budget));
+    let left = left.filter(|_| plan.budget_from == BudgetFrom::Available);
+    let left = left.map_or(String::new(), |left| format!("; {} stay for everything else", ByteSize(left)));
+    page.row("in memory", format_args!("{}, {from}{left}", ByteSize(plan.budget)));
     for (consumer, bytes) in plan.lines() {
         // Parts that this model or this plan does not have.
         if bytes > 0 || consumer == Consumer::Slots {
@@ -178,7 +181,7 @@ fn describe(consumer: Consumer, plan: &Plan) -> String {
             format!("work buffers for reading a prompt {} tokens at a time (--chunk)", plan.chunk)
         }
         Consumer::Reading => "buffers of the reading threads".to_owned(),
-        Consumer::Staging => "room for experts that pass through".to_owned(),
+        Consumer::Staging => "room for experts that pass through or are read ahead".to_owned(),
         Consumer::Slots => format!("experts that stay: {}", slots(plan)),
         Consumer::Process => "the program itself, tokenizer and book-keeping".to_owned(),
     }
@@ -197,7 +200,7 @@ fn slots(plan: &Plan) -> String {
     }
 }
 
-fn outlook(page: &mut Page, plan: &Plan) {
+fn outlook(page: &mut Page, look: &Look, plan: &Plan, assumed: bool) {
     let outlook = &plan.outlook;
     let share = 100.0 * outlook.now.hit_rate;
     page.row(
@@ -216,9 +219,20 @@ fn outlook(page: &mut Page, plan: &Plan) {
     if let Some(twice) = &outlook.twice {
         page.row("twice", columns(cells(twice)));
     }
-    if outlook.now.tokens_per_second.is_none() {
-        page.row("", "speeds of disk and memory are not measured: run forebay tune");
+    page.gap();
+    page.row(
+        "",
+        "slots/layer: experts that every layer keeps; held: their share of all experts; hits: the share of",
+    );
+    page.row("", "those a token uses that is in memory; disk/token: what is read for the others");
+    if outlook.now.tokens_per_second.is_some() {
+        return;
     }
+    let step = match assumed {
+        true => "give them with --disk-rate and --memory-rate".to_owned(),
+        false => format!("run forebay tune --model {}", look.found.snapshot.dir.display()),
+    };
+    page.row("", format_args!("speeds of disk and memory are not measured: {step}"));
 }
 
 fn columns(cells: [String; 6]) -> String {

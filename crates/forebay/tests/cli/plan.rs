@@ -59,7 +59,10 @@ fn what_is_not_measured_is_not_a_number() {
     assert_eq!(json["plan"]["outlook"]["this_budget"]["tokens_per_s"], Value::Null);
     assert_eq!(json["rates"], serde_json::json!({"disk": null, "memory": null}));
     let text = forebay(&args).ok().stdout;
-    assert!(text.contains("not measured") && text.contains("forebay tune"), "{text}");
+    assert!(text.contains("not measured") && text.contains("--disk-rate"), "{text}");
+    let here = forebay(&["plan", arg(dir.path()), "--context", "64"]).ok().stdout;
+    assert!(here.contains(&format!("forebay tune --model {}", dir.path().display())), "{here}");
+    assert!(here.contains("stay for everything else"), "{here}");
 }
 
 #[test]

@@ -80,6 +80,11 @@ fn every_verb_that_runs_a_model_records_it_and_ends_with_one_line() {
         check_cost(run);
         let rows: u64 = passes.iter().map(|pass| pass["rows"].as_u64().unwrap()).sum();
         let read: u64 = passes.iter().map(|pass| pass["experts"]["bytes_read"].as_u64().unwrap()).sum();
+        for pass in passes {
+            let shares = pass["time"]["shares"].as_object().unwrap().values();
+            let all: f64 = shares.map(|share| share.as_f64().unwrap()).sum();
+            assert!((all - 1.0).abs() < 1e-9, "{pass}");
+        }
         assert!(rows > 0 && read > 0 && read <= run["experts"]["bytes_read"].as_u64().unwrap());
         assert_eq!(run["bytes_by_class"]["embeddings"], rows * row, "{verb:?}");
         let trace = std::fs::read_to_string(&routes).unwrap();
