@@ -41,17 +41,15 @@ mod tests {
     #[test]
     fn lines_are_those_of_the_reference() {
         let mut writer = RouteWriter::new(Vec::new(), Header::new("tiny", 256, 4)).unwrap();
-        let rows: [(u64, u64, u32, &[u32], &[f32]); 4] = [
-            (0, 0, 1, &[49, 73, 226, 24], &[0.6233, 0.6231, 0.6346, 0.6190]),
-            (0, 0, 2, &[1, 2, 3, 4], &[1.0, 0.5, 0.5, 0.5]),
-            (0, 1, 2, &[9], &[2.5]),
-            (1, 2, 1, &[7], &[0.000_04]),
-        ];
-        for (pass, position, layer, ids, weights) in rows {
+        let mut write = |pass, position, layer, ids: &[u32], weights: &[f32]| {
             let (ids, weights) = (ids.to_vec(), weights.to_vec());
             let phase = Phase::Prefill;
             writer.write(&Record { pass, phase, position, layer, ids, weights, resident: None }).unwrap();
-        }
+        };
+        write(0, 0, 1, &[49, 73, 226, 24], &[0.6233, 0.6231, 0.6346, 0.6190]);
+        write(0, 0, 2, &[1, 2, 3, 4], &[1.0, 0.5, 0.5, 0.5]);
+        write(0, 1, 2, &[9], &[2.5]);
+        write(1, 2, 1, &[7], &[0.000_04]);
         let mut text = Vec::new();
         assert_eq!(write_text(writer.finish().unwrap().as_slice(), &mut text).unwrap(), 4);
         assert_eq!(
