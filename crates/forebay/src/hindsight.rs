@@ -70,7 +70,7 @@ pub struct Hindsight {
     all_in_memory: bool,
     /// Share of the stretch in which a read was outstanding.
     disk_busy: Option<f64>,
-    /// Bytes per second in the stretch, over what `forebay tune` measured.
+    /// Bytes per second in the stretch, over what `forebay tune` measured or `--throttle-disk` allows.
     of_disk: Option<f64>,
     /// Bytes read, over those that a clairvoyant cache would have read.
     of_clairvoyant: Option<f64>,
@@ -94,8 +94,9 @@ impl Hindsight {
             return found;
         }
         found.disk_busy = Some((stretch.disk_time.as_secs_f64() / seconds).min(1.0));
-        let rates = engine.options().rates;
-        found.of_disk = rates.disk.map(|rate| stretch.bytes as f64 / seconds / rate);
+        let options = engine.options();
+        let limit = options.io.throttle.map(|rate| rate as f64).or(options.rates.disk);
+        found.of_disk = limit.map(|rate| stretch.bytes as f64 / seconds / rate);
         let quotas = plan.slots.quotas.clone();
         let (budget, row) = (plan.budget, plan.slot_row().max(1));
         let policy = engine.options().policy;
