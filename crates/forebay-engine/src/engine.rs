@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use forebay_core::{ByteSize, Format};
+use forebay_io::probe::Way;
 use forebay_io::{
     Access, Arena, ArenaError, Backend, MemoryInfo, MirrorError, Reader, ReaderConfig, Roots, Shard,
     StartError, Transform, open_files,
@@ -17,7 +18,7 @@ use forebay_tiers::{
     ConfigError, Counters, ExpertStore, GovernorPlan, LayerExperts, LookAhead, Policy, StoreConfig,
 };
 
-use crate::plan::{self, Plan, PlanError, PlanRequest, Rates};
+use crate::plan::{self, ModelFacts, Plan, PlanError, PlanRequest, Rates};
 
 /// How experts are read. The default suits most disks; `forebay bench io` measures yours. Changes no bit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,21 +35,30 @@ pub struct IoOptions {
 }
 
 impl IoOptions {
-    fn reader(&self, scratch_per_worker: usize) -> ReaderConfig {
+    /// The way to read where nothing else was asked for; `all_stay` if every expert has a slot.
+    fn way(&self, all_stay: bool) -> Way {
         let usual = ReaderConfig::default();
-        ReaderConfig {
-            workers: self.depth.unwrap_or(usual.workers),
-            scratch_per_worker,
+        let access = if all_stay || self.throttle.is_some() { Access::Buffered } else { Access::Direct };
+        Way {
             backend: self.backend.unwrap_or(usual.backend),
+            access: self.access.unwrap_or(access),
+            depth: self.depth.unwrap_or(usual.workers),
+        }
+    }
+
+    fn reader(&self, way: Way, scratch_per_worker: usize) -> ReaderConfig {
+        ReaderConfig {
+            workers: way.depth,
+            scratch_per_worker,
+            backend: way.backend,
             throttle: self.throttle,
-            ..usual
+            ..ReaderConfig::default()
         }
     }
 
     /// Workers that may hold a raw buffer at the same time.
     fn workers(&self) -> usize {
-        let config = self.reader(0);
-        config.workers + config.ahead
+        self.way(false).depth + ReaderConfig::default().ahead
     }
 }
 
@@ -92,13 +102,20 @@ pub struct EngineOptions {
 }
 
 impl EngineOptions {
-    fn snapshot_options(&self) -> SnapshotOptions {
+    /// What of these matters when a folder is opened.
+    pub fn snapshot_options(&self) -> SnapshotOptions {
         SnapshotOptions {
             quantise: self.quantise,
             low_rank_norm_eps: self.low_rank_norm_eps,
             dense_attention: self.dense_attention,
             arith: self.arith,
         }
+    }
+
+    /// The way in which a run with this plan asks for experts; a system that cannot do it takes the
+    /// next best, which [`Engine::way`] tells.
+    pub fn way(&self, plan: &Plan) -> Way {
+        self.io.way(plan.holds_everything())
     }
 
     fn threads(&self) -> usize {
@@ -200,11 +217,24 @@ pub fn inspect_for(
     options: &EngineOptions,
     what_if: WhatIf,
 ) -> Result<Inspection, SnapshotError> {
-    let snapshot = Snapshot::open(dir, options.snapshot_options())?;
-    let memory = what_if.machine.map_or_else(MemoryInfo::read, |ByteSize(total)| MemoryInfo::assumed(total));
-    let request = PlanRequest { mtp: what_if.mtp, ..options.plan_request() };
-    let plan = plan::plan(&snapshot, &request, &memory);
-    Ok(Inspection { snapshot, plan, memory })
+    Ok(Inspection::of(Snapshot::open(dir, options.snapshot_options())?, options, what_if))
+}
+
+impl Inspection {
+    /// Plans a run of a folder that was opened with these options.
+    pub fn of(snapshot: Snapshot, options: &EngineOptions, what_if: WhatIf) -> Self {
+        let memory =
+            what_if.machine.map_or_else(MemoryInfo::read, |ByteSize(total)| MemoryInfo::assumed(total));
+        let request = PlanRequest { mtp: what_if.mtp, ..options.plan_request() };
+        let plan = plan::plan(&snapshot, &request, &memory).map_err(|error| match error {
+            // On an assumed machine nothing runs that could be closed.
+            PlanError::MoreThanAvailable { planned, available, minimum } if what_if.machine.is_some() => {
+                PlanError::MoreThanMachine { planned, machine: available, minimum }
+            }
+            other => other,
+        });
+        Self { snapshot, plan, memory }
+    }
 }
 
 /// A loaded model, ready to run one pass at a time.
@@ -215,6 +245,9 @@ pub struct Engine {
     kernels: Kernels,
     team: Team,
     options: EngineOptions,
+    way: Way,
+    loaded_bytes: u64,
+    largest_expert: u64,
     plan: Plan,
     sparse_attention: Capability,
     mtp: Capability,
@@ -242,8 +275,19 @@ impl Engine {
         options: EngineOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, OpenError> {
+        Self::load(Snapshot::open(dir, options.snapshot_options())?, mirrors, options, progress)
+    }
+
+    /// The same for a folder that was opened before, with the same
+    /// [`snapshot_options`](EngineOptions::snapshot_options): its headers are not read again.
+    pub fn load(
+        snapshot: Snapshot,
+        mirrors: &[PathBuf],
+        options: EngineOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, OpenError> {
         let mut notes = Vec::new();
-        let engine = Self::open_over(dir, options, progress, &mut |shards, access| {
+        let engine = Self::load_over(snapshot, options, progress, &mut |shards, access| {
             let mut roots = Roots::from(shards);
             for dir in mirrors {
                 notes.extend(roots.add_dir(dir, access)?);
@@ -261,26 +305,36 @@ impl Engine {
         progress: &mut dyn FnMut(u64, u64),
         files: &mut dyn FnMut(Vec<Shard>, Access) -> Result<Roots, MirrorError>,
     ) -> Result<Self, OpenError> {
+        Self::load_over(Snapshot::open(dir, options.snapshot_options())?, options, progress, files)
+    }
+
+    fn load_over(
+        snapshot: Snapshot,
+        options: EngineOptions,
+        progress: &mut dyn FnMut(u64, u64),
+        files: &mut dyn FnMut(Vec<Shard>, Access) -> Result<Roots, MirrorError>,
+    ) -> Result<Self, OpenError> {
         let kernels = options.isa.map_or(Ok(Kernels::detect()), Kernels::with_isa)?;
-        let snapshot = Snapshot::open(dir, options.snapshot_options())?;
         let memory = MemoryInfo::read();
         let plan = plan::plan(&snapshot, &options.plan_request(), &memory)?;
         reserve(plan.kv.saturating_add(plan.work))?;
         let paths: Vec<_> = snapshot.catalog.shards().iter().map(|shard| &shard.path).collect();
-        let everything_stays = plan.slots.bytes == plan.demand.all_bytes().map_err(PlanError::from)?;
-        let access = options.io.access.unwrap_or(match everything_stays || options.io.throttle.is_some() {
-            true => Access::Buffered,
-            false => Access::Direct,
-        });
-        let opened = open_files(&paths, access)?;
+        let mut way = options.way(&plan);
+        let opened = open_files(&paths, way.access)?;
+        if way.access == Access::Direct && !opened.shards.iter().any(|shard| shard.file.is_direct()) {
+            way.access = Access::Uncached;
+        }
         let mut notes = opened.notes;
         let embedding = plan.embedding_place;
         let total = Model::bytes_to_read(&snapshot, embedding);
         let model = Model::load(&snapshot, &opened.shards, embedding, &mut |done| progress(done, total))?;
+        let largest_expert = ModelFacts::of(&snapshot).largest_expert;
         let threads = options.threads();
         let team = Team::new(threads).map_err(|cause| OpenError::Threads { threads, cause })?;
-        let roots = files(opened.shards, access)?;
-        let reader = Reader::with_roots(roots, options.io.reader(plan::scratch_per_worker(&snapshot)))?;
+        let roots = files(opened.shards, way.access)?;
+        let config = options.io.reader(way, plan::scratch_per_worker(&snapshot));
+        let reader = Reader::with_roots(roots, config)?;
+        way = Way { backend: reader.backend(), depth: reader.workers(), ..way };
         notes.extend_from_slice(reader.notes());
         let arena = Arena::new(&plan.slots.slabs)?;
         let store =
@@ -292,6 +346,9 @@ impl Engine {
             kernels,
             team,
             options,
+            way,
+            loaded_bytes: total,
+            largest_expert,
             plan,
             sparse_attention: snapshot.sparse_attention,
             mtp: snapshot.mtp,
@@ -343,6 +400,26 @@ impl Engine {
     /// The options in force.
     pub fn options(&self) -> &EngineOptions {
         &self.options
+    }
+
+    /// The way in which experts are read.
+    pub fn way(&self) -> Way {
+        self.way
+    }
+
+    /// Bytes of the largest expert in the files: one read, where its matrices lie together.
+    pub fn largest_expert(&self) -> u64 {
+        self.largest_expert
+    }
+
+    /// Bytes of resident weights that were read when the model was opened.
+    pub fn loaded_bytes(&self) -> u64 {
+        self.loaded_bytes
+    }
+
+    /// Bytes of token embeddings that were read from disk so far, row by row.
+    pub fn embedding_bytes_read(&self) -> u64 {
+        self.model.embedding.bytes_read()
     }
 
     /// The instruction set in use.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::CancelToken;
 use forebay_model::workspace::LOGIT_ROWS;
-use forebay_model::{ForwardError, KvCache, Profile, Trace, Watch, Workspace, forward, logits};
+use forebay_model::{ForwardError, KvCache, Phase, Profile, Trace, Watch, Workspace, forward, logits};
 use forebay_tiers::Counters;
 
 use crate::engine::Engine;
@@ -50,6 +50,15 @@ pub struct PassStats {
     pub time: Duration,
     /// Expert streaming.
     pub experts: Counters,
+    /// Its time by part, in the order of [`Phase::ALL`].
+    pub phases: [Duration; Phase::ALL.len()],
+}
+
+/// What there was before a pass.
+struct PassStart {
+    started: Instant,
+    experts: Counters,
+    phases: [Duration; Phase::ALL.len()],
 }
 
 /// Why generation ended without an error.
@@ -93,6 +102,8 @@ pub struct Stats {
     pub experts: Counters,
     /// The part of it after the prompt.
     pub decode_experts: Counters,
+    /// How long at least one demanded read was outstanding after the prompt.
+    pub decode_disk: Duration,
     /// Logits that were not finite numbers and were left out of sampling.
     pub non_finite_logits: u64,
 }
@@ -234,7 +245,7 @@ impl Session {
         let prompt: Vec<u32> = self.pending.into_iter().chain(request.prompt.iter().copied()).collect();
         let before = self.tokens.len();
         let finish = self.prefill(engine, &prompt, cancel, trace, on_event)?;
-        let prefilled = engine.counters();
+        let (prefilled, disk) = (engine.counters(), engine.store.disk_time());
         stats.prefill = started.elapsed();
         stats.prompt_tokens = self.tokens.len() - before;
         if let Finish::Cancelled = finish {
@@ -260,6 +271,7 @@ impl Session {
                 return Ok(Finish::Cancelled);
             };
             stats.decode_experts = engine.counters().since(&prefilled);
+            stats.decode_disk = engine.store.disk_time().saturating_sub(disk);
             on_event(Event::Pass(pass));
         }
         Ok(Finish::Length)
@@ -308,7 +320,7 @@ impl Session {
         trace: &mut Option<&mut (dyn Trace + '_)>,
         layers_done: &mut dyn FnMut(usize),
     ) -> Result<Option<PassStats>, GenerateError> {
-        let (before, started) = (engine.counters(), Instant::now());
+        let start = self.pass_starts(engine);
         let (ctx, store) = engine.split();
         let trace = trace.as_mut().map(|t| &mut **t as &mut dyn Trace);
         let mut watch = Watch { cancel, trace, layers_done };
@@ -322,8 +334,21 @@ impl Session {
         let last = tokens.len() - 1..tokens.len();
         self.logits.clear();
         self.logits.extend_from_slice(logits(ctx, &mut self.workspace, last));
-        let experts = engine.counters().since(&before);
-        Ok(Some(PassStats { rows: tokens.len(), time: started.elapsed(), experts }))
+        Ok(Some(self.pass_stats(engine, tokens.len(), &start)))
+    }
+
+    fn pass_starts(&self, engine: &Engine) -> PassStart {
+        let phases = self.workspace.profile.all();
+        PassStart { started: Instant::now(), experts: engine.counters(), phases }
+    }
+
+    fn pass_stats(&self, engine: &Engine, rows: usize, start: &PassStart) -> PassStats {
+        let mut phases = self.workspace.profile.all();
+        for (now, before) in phases.iter_mut().zip(start.phases) {
+            *now = now.saturating_sub(before);
+        }
+        let experts = engine.counters().since(&start.experts);
+        PassStats { rows, time: start.started.elapsed(), experts, phases }
     }
 
     /// An error unless all of `tokens` exist and fit: nothing of a prompt that does not is run.
@@ -347,9 +372,25 @@ impl Session {
         cancel: &CancelToken,
         on_row: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), GenerateError> {
+        self.run_rows(engine, tokens, cancel, &mut None, &mut |row| {
+            if let Row::Logits { at, logits } = row {
+                on_row(at, logits);
+            }
+        })
+    }
+
+    /// The same, also saying what each pass over `tokens` cost, after its rows.
+    fn run_rows(
+        &mut self,
+        engine: &mut Engine,
+        tokens: &[u32],
+        cancel: &CancelToken,
+        trace: &mut Option<&mut (dyn Trace + '_)>,
+        on_row: &mut dyn FnMut(Row<'_>),
+    ) -> Result<(), GenerateError> {
         if let Some(pending) = self.pending {
             self.check(engine, &[pending])?;
-            if self.extend(engine, &[pending], cancel, &mut None, &mut |_| ())?.is_none() {
+            if self.extend(engine, &[pending], cancel, trace, &mut |_| ())?.is_none() {
                 return Err(ForwardError::Cancelled.into());
             }
         }
@@ -357,25 +398,29 @@ impl Session {
         let (chunk, vocab) = (engine.plan().chunk, engine.spec().vocab);
         let mut at = 0;
         for tokens in tokens.chunks(chunk) {
+            let start = self.pass_starts(engine);
             let (ctx, store) = engine.split();
-            let mut watch = Watch { cancel, trace: None, layers_done: &mut |_| () };
+            let trace = trace.as_mut().map(|t| &mut **t as &mut dyn Trace);
+            let mut watch = Watch { cancel, trace, layers_done: &mut |_| () };
             forward(ctx, store, &mut self.kv, tokens, &mut self.workspace, &mut watch)?;
             self.tokens.extend_from_slice(tokens);
             for first in (0..tokens.len()).step_by(LOGIT_ROWS) {
                 let rows = first..tokens.len().min(first + LOGIT_ROWS);
                 let block = logits(ctx, &mut self.workspace, rows);
-                for row in block.chunks_exact(vocab) {
-                    on_row(at, row);
+                for logits in block.chunks_exact(vocab) {
+                    on_row(Row::Logits { at, logits });
                     at += 1;
                 }
                 self.logits.clear();
                 self.logits.extend_from_slice(&block[block.len() - vocab..]);
             }
+            on_row(Row::Pass(self.pass_stats(engine, tokens.len(), &start)));
         }
         Ok(())
     }
 
-    /// Scores every token of `tokens` after the first one, given those before it.
+    /// Scores every token of `tokens` after the first one, given those before it; `trace` sees what the passes
+    /// choose, and `on_event` how many tokens are scored and what each pass cost.
     ///
     /// Starts from an empty sequence, whatever this one held; it holds `tokens` afterwards.
     pub fn score(
@@ -383,12 +428,17 @@ impl Session {
         engine: &mut Engine,
         tokens: &[u32],
         cancel: &CancelToken,
-        on_progress: &mut dyn FnMut(usize, usize),
+        mut trace: Option<&mut (dyn Trace + '_)>,
+        on_event: &mut dyn FnMut(Event),
     ) -> Result<Vec<TokenScore>, GenerateError> {
         self.truncate(0);
         let mut scores = Vec::with_capacity(tokens.len());
         let mut failed = None;
-        self.run_tokens(engine, tokens, cancel, &mut |at, row| {
+        self.run_rows(engine, tokens, cancel, &mut trace, &mut |row| {
+            let (at, row) = match row {
+                Row::Logits { at, logits } => (at, logits),
+                Row::Pass(stats) => return on_event(Event::Pass(stats)),
+            };
             if let Some(&token) = tokens.get(at + 1) {
                 match argmax(row) {
                     Ok(best) => {
@@ -398,13 +448,22 @@ impl Session {
                     Err(error) => failed = Some(error),
                 }
             }
-            on_progress(at + 1, tokens.len());
+            on_event(Event::Prefill { done: at + 1, total: tokens.len() });
         })?;
         match failed {
             Some(error) => Err(error.into()),
             None => Ok(scores),
         }
     }
+}
+
+/// What running given tokens brings.
+#[allow(clippy::large_enum_variant, reason = "looked at and dropped")]
+enum Row<'a> {
+    /// The logits after the token at this place.
+    Logits { at: usize, logits: &'a [f32] },
+    /// A pass is over.
+    Pass(PassStats),
 }
 
 /// `log softmax(logits)[token]`, summed in f64.

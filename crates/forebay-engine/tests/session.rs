@@ -50,7 +50,7 @@ fn an_unknown_token_is_refused_before_any_work() {
     let cancel = CancelToken::new();
     for error in [
         session.generate(&mut engine, &request(&tokens, 1), &cancel, None, &mut |_| {}).unwrap_err(),
-        session.score(&mut engine, &tokens, &cancel, &mut |_, _| {}).unwrap_err(),
+        session.score(&mut engine, &tokens, &cancel, None, &mut |_| {}).unwrap_err(),
     ] {
         assert!(matches!(error, GenerateError::Forward(ForwardError::Token { token: 300, vocab: 300 })));
     }

@@ -3,6 +3,8 @@
 //! A token needs one row of the matrix, so keeping it on disk costs one small read per
 //! token and frees the whole matrix for experts. Either way a row is the same numbers.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use forebay_core::format::FP8_BLOCK;
 use forebay_core::{Format, MatrixView, quant};
 use forebay_io::{ReadError, Shard, read_exact_at};
@@ -62,6 +64,14 @@ impl Embedding {
         }
         Ok(())
     }
+
+    /// Bytes read from the file so far; 0 if all are in memory.
+    pub fn bytes_read(&self) -> u64 {
+        match self {
+            Embedding::Memory(_) => 0,
+            Embedding::Disk(disk) => disk.bytes_read.load(Ordering::Relaxed),
+        }
+    }
 }
 
 /// A matrix whose rows stay in the file.
@@ -70,6 +80,7 @@ pub struct DiskRows {
     codes: Shard,
     /// The file of the scales; that of the codes if there are none.
     scales: Shard,
+    bytes_read: AtomicU64,
 }
 
 /// One row as it was read.
@@ -86,7 +97,8 @@ impl DiskRows {
         let codes = tensor.layout.codes;
         let scales = tensor.layout.scales.unwrap_or(codes);
         let file = |extent: Extent| shards[extent.shard as usize].clone();
-        Self { tensor: tensor.clone(), codes: file(codes), scales: file(scales) }
+        let bytes_read = AtomicU64::new(0);
+        Self { tensor: tensor.clone(), codes: file(codes), scales: file(scales), bytes_read }
     }
 
     fn read_row(&self, row: usize, buffer: &mut RowBuffer, out: &mut [f32]) -> Result<(), WeightError> {
@@ -128,7 +140,9 @@ impl DiskRows {
         bytes.resize(len, 0);
         let offset = extent.offset + row as u64 * len as u64;
         read_exact_at(&*shard.file, &shard.path, bytes, offset)
-            .map_err(|cause: ReadError| WeightError::Read { tensor: self.tensor.name.clone(), cause })
+            .map_err(|cause: ReadError| WeightError::Read { tensor: self.tensor.name.clone(), cause })?;
+        self.bytes_read.fetch_add(len as u64, Ordering::Relaxed);
+        Ok(())
     }
 }
 

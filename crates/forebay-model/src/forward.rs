@@ -241,6 +241,9 @@ fn run_layer(
     };
     if let Some(site) = &site {
         moe::begin(ctx, site, rows, &mut ws.moe);
+        if let Some(trace) = watch.trace.as_deref_mut() {
+            trace.resident(l, &store.resident_in(l as u32));
+        }
     }
     for first in (0..rows).step_by(ws.block_rows()) {
         if watch.cancel.is_cancelled() {

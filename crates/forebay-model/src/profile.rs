@@ -96,6 +96,11 @@ impl Profile {
         self.spent[phase as usize]
     }
 
+    /// The time spent in every phase, in the order of [`Phase::ALL`].
+    pub fn all(&self) -> [Duration; Phase::ALL.len()] {
+        self.spent
+    }
+
     /// Forgets everything.
     pub fn reset(&mut self) {
         *self = Self::default();

@@ -15,6 +15,12 @@ pub trait Trace {
         let _ = (layer, position, positions);
     }
 
+    /// The routers of layer `layer` will choose for the rows of a pass; these experts of it, in ascending order,
+    /// are in memory.
+    fn resident(&mut self, layer: usize, experts: &[u32]) {
+        let _ = (layer, experts);
+    }
+
     /// The router chose `experts`, best first, with these final weights.
     fn routed(&mut self, layer: usize, position: usize, experts: &[u32], weights: &[f32]) {
         let _ = (layer, position, experts, weights);

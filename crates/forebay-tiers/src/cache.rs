@@ -2,7 +2,7 @@
 //!
 //! A step's whole union is looked up before anything is evicted, and no member of it is
 //! ever a victim. Handling a token's experts one at a time instead costs half the hits of
-//! a small cache (performance notes 2.7). Who stays is a matter of [`Policy`]; decisions
+//! a small cache (docs/cache.md). Who stays is a matter of [`Policy`]; decisions
 //! follow from the sequence of unions alone, and the order in which reads finish plays
 //! no part.
 

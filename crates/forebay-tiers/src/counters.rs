@@ -32,6 +32,8 @@ pub struct Counters {
     pub bytes: u64,
     /// Of these, bytes of experts that were there when their step began.
     pub ahead_useful_bytes: u64,
+    /// Of these, bytes of experts that were asked for ahead and still being read when their step began.
+    pub ahead_late_bytes: u64,
     /// Of these, bytes that were read ahead and not wanted.
     pub ahead_wasted_bytes: u64,
     /// Reads issued for them.
@@ -150,6 +152,12 @@ impl Counters {
         }
     }
 
+    /// Bytes that nobody asked for before their step began: `bytes` less what was read ahead.
+    pub fn demand_bytes(&self) -> u64 {
+        let ahead = [self.ahead_useful_bytes, self.ahead_late_bytes, self.ahead_wasted_bytes];
+        ahead.into_iter().fold(self.bytes, u64::saturating_sub)
+    }
+
     /// What was added after `earlier`, a copy taken from the same store.
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
@@ -164,6 +172,7 @@ impl Counters {
             loads: self.loads.saturating_sub(earlier.loads),
             bytes: self.bytes.saturating_sub(earlier.bytes),
             ahead_useful_bytes: self.ahead_useful_bytes.saturating_sub(earlier.ahead_useful_bytes),
+            ahead_late_bytes: self.ahead_late_bytes.saturating_sub(earlier.ahead_late_bytes),
             ahead_wasted_bytes: self.ahead_wasted_bytes.saturating_sub(earlier.ahead_wasted_bytes),
             reads: self.reads.saturating_sub(earlier.reads),
             direct_reads: self.direct_reads.saturating_sub(earlier.direct_reads),

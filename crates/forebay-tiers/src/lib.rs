@@ -28,4 +28,6 @@ pub use cache::{LayerCache, Policy, Resize, StepPlan};
 pub use counters::{Counters, Histogram};
 pub use governor::{Governor, GovernorPlan, Target};
 pub use look_ahead::LookAhead;
-pub use store::{ConfigError, ExpertError, ExpertStore, LayerExperts, Order, Ready, Step, StoreConfig};
+pub use store::{
+    ConfigError, ExpertError, ExpertStore, LayerExperts, Order, Ready, Step, StoreConfig, recording_bytes,
+};

@@ -1,9 +1,9 @@
 //! Whether reading ahead is worth it, from what the counters say.
 //!
 //! Reads ahead only use a disk that would be idle, so they gain at most the share of the time
-//! in which nothing waits for it, and they need guesses that are often enough right. Neither is
-//! known beforehand: reading ahead is tried for a while, and goes on as long as it pays. Guesses cost
-//! arithmetic, so there are none while every expert is in memory.
+//! in which nothing waits for it, and they need guesses that are often enough right
+//! (performance spec section 2.2). Neither is known beforehand: reading ahead is tried for a while,
+//! and goes on as long as it pays. Guesses cost arithmetic, so there are none while every expert is in memory.
 
 use std::time::{Duration, Instant};
 

@@ -1,10 +1,11 @@
 //! Routes: which experts a model chose, as a simulator replays them.
 //!
 //! [`synthetic`] makes them up so that their statistics are those of GLM-5.2, [`mod@file`]
-//! holds recorded ones.
+//! holds recorded ones and [`text`] shows these.
 
 pub mod file;
 pub mod synthetic;
+pub mod text;
 
 /// The routes of a model: for each sparse layer the steps in order.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -90,11 +91,10 @@ impl Routes {
         let (mut sum, mut windows) = (0usize, 0usize);
         for layer in &self.layers {
             for window in layer.windows(steps.max(1)).step_by((steps / 2).max(1)) {
-                let mut seen = vec![false; self.experts];
-                for expert in window.iter().flat_map(|union| &union.experts) {
-                    seen[*expert as usize] = true;
-                }
-                sum += seen.iter().filter(|seen| **seen).count();
+                let mut seen: Vec<u32> = window.iter().flat_map(|union| &union.experts).copied().collect();
+                seen.sort_unstable();
+                seen.dedup();
+                sum += seen.len();
                 windows += 1;
             }
         }

@@ -23,6 +23,7 @@ use forebay_io::{Arena, Done, Job, MemoryInfo, Priority, Reader, Slab, Transform
 
 pub use config::{ConfigError, LayerExperts, StoreConfig};
 pub use error::ExpertError;
+pub use recording::recording_bytes;
 pub use step::{Ready, Step};
 
 use crate::cache::LayerCache;
@@ -171,6 +172,11 @@ impl ExpertStore {
         keys
     }
 
+    /// The resident experts of one layer, in ascending order; none of a layer that the store does not have.
+    pub fn resident_in(&self, layer: u32) -> Vec<u32> {
+        self.index.get(&layer).map_or_else(Vec::new, |&at| self.layers[at].cache.residents())
+    }
+
     /// Forgets every resident expert and everything that was read ahead, as if the store were new.
     pub fn reset_residency(&mut self) {
         self.settle();
@@ -247,7 +253,14 @@ impl ExpertStore {
         let Done { tag, slab, result } = done;
         self.counters.finished(&result);
         match self.flights.remove(&tag) {
-            Some(Flight::Load(load)) => self.load_arrived(load, slab, result.map(|_| ())),
+            Some(Flight::Load(load)) => {
+                if let Ok(stats) = &result
+                    && self.run.asked_ahead(load)
+                {
+                    self.counters.ahead_late_bytes += stats.bytes;
+                }
+                self.load_arrived(load, slab, result.map(|_| ()));
+            }
             Some(Flight::Ahead) => self.guess_arrived(tag, slab, result),
             Some(Flight::Nobody) | None => {
                 if let Ok(stats) = result {

@@ -524,6 +524,11 @@ proptest! {
         }
         let (calm, tired) = (calm.store.counters(), tired.store.counters());
         prop_assert_eq!((calm.hits, calm.bytes), (tired.hits, tired.bytes - tired.ahead_wasted_bytes));
+        // Every miss came of one cause. An expert has 5000 bytes, or 9100.
+        let (demand, useful, late) = (tired.demand_bytes(), tired.ahead_useful_bytes, tired.ahead_late_bytes);
+        prop_assert_eq!(demand + useful + late, calm.bytes);
+        prop_assert!(useful <= 9100 * tired.ahead_ready && late <= 9100 * tired.ahead_late, "{tired:?}");
+        prop_assert!(demand >= 5000 * (tired.misses - tired.ahead_ready - tired.ahead_late), "{tired:?}");
     }
 
     /// Steps that fail, are cut short or run through, in any order: bytes are always

@@ -1,11 +1,9 @@
 //! One answer: tokens from the engine become text while they arrive.
 
 use std::io::{self, IsTerminal};
-use std::time::Duration;
 
 use forebay_core::CancelToken;
 use forebay_engine::{Event, Finish, Request, Sampling, Session, Stats};
-use forebay_model::Trace;
 use forebay_text::reasoning::THINK_OPEN;
 use forebay_text::{ReasoningDelta, ReasoningSplitter, RenderedPrompt, Utf8Stream};
 
@@ -13,7 +11,7 @@ use crate::console::{self, Output};
 use crate::failure::Failure;
 use crate::load::Loaded;
 use crate::progress::{Progress, Unit};
-use crate::record::Record;
+use crate::recordings::Recordings;
 
 /// What to answer.
 pub struct Ask<'a> {
@@ -60,8 +58,6 @@ pub struct Answer {
     pub finish: Finish,
     /// What it cost.
     pub stats: Stats,
-    /// How long at least one demanded read was outstanding.
-    pub disk_time: Duration,
 }
 
 impl Answer {
@@ -118,14 +114,13 @@ impl Pipe<'_> {
 }
 
 /// Appends the prompt to the session and generates the answer; `on_text` sees its text as it becomes certain
-/// and `trace` what its passes choose. An error of `on_text` ends the generation.
+/// and the recordings what its passes choose and cost. An error of `on_text` ends the generation.
 pub fn generate(
     model: &mut Loaded,
     session: &mut Session,
     ask: &Ask<'_>,
     cancel: &CancelToken,
-    trace: Option<&mut dyn Trace>,
-    mut record: Option<&mut Record>,
+    recordings: &mut Recordings,
     on_text: &mut dyn FnMut(&ReasoningDelta) -> Result<(), Failure>,
 ) -> Result<Answer, Failure> {
     let splitter = match ask.form {
@@ -138,15 +133,13 @@ pub fn generate(
     let mut failed = None;
     let mut progress = Some(Progress::start("reading the prompt", Unit::Tokens, ask.prompt.len() as u64));
     let tokenizer = &model.text.tokenizer;
+    recordings.prompt_ends(session.tokens().len() + session.pending().iter().count() + ask.prompt.len());
+    let (trace, mut on_pass) = recordings.watch();
     let on_event = &mut |event| match event {
         Event::Prefill { done, total } => {
             progress.iter().for_each(|line| line.update(done as u64, total as u64));
         }
-        Event::Pass(stats) => {
-            if let Some(record) = &mut record {
-                record.pass(&stats);
-            }
-        }
+        Event::Pass(stats) => on_pass(&stats),
         Event::Token(id) => {
             if ids.is_empty() {
                 // The old line goes before the new one comes.
@@ -167,9 +160,7 @@ pub fn generate(
         sampling: ask.sampling,
         stops: model.stops.ids(),
     };
-    let before = model.engine.store().disk_time();
     let outcome = session.generate(&mut model.engine, &request, cancel, trace, on_event);
-    let disk_time = model.engine.store().disk_time().saturating_sub(before);
     drop(progress);
     if let Some(failure) = failed {
         return Err(failure);
@@ -183,7 +174,7 @@ pub fn generate(
         ));
     }
     let Pipe { content, reasoning, .. } = pipe;
-    Ok(Answer { ids, content, reasoning, finish: outcome.finish, stats: outcome.stats, disk_time })
+    Ok(Answer { ids, content, reasoning, finish: outcome.finish, stats: outcome.stats })
 }
 
 /// Shows an answer while it arrives: content on standard output, reasoning on standard error.

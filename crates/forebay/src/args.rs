@@ -124,6 +124,20 @@ pub struct TuneArgs {
     pub json: bool,
 }
 
+/// Files that a run writes beside its result.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Files")]
+pub struct RecordArgs {
+    /// Record which experts every token used, for `forebay bench cache --trace`
+    ///
+    /// One JSON object a line; docs/cache.md describes it. An existing file is replaced.
+    #[arg(long, value_name = "PATH")]
+    pub route_trace: Option<PathBuf>,
+    /// Write what every pass cost to this file, as JSON lines, and the whole run in the last one
+    #[arg(long, value_name = "PATH")]
+    pub record: Option<PathBuf>,
+}
+
 /// `forebay run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
@@ -139,20 +153,15 @@ pub struct RunArgs {
     /// standard input is not part of the prompt, and control tokens are ordinary text.
     #[arg(long, conflicts_with_all = ["system", "think"])]
     pub no_template: bool,
-    /// Record which experts every token used, for `forebay bench cache --trace`
-    ///
-    /// One JSON object a line; docs/cache.md describes it. An existing file is replaced.
-    #[arg(long, value_name = "PATH")]
-    pub route_trace: Option<PathBuf>,
-    /// Write what every pass cost to this file, as JSON lines, and the whole run in the last one
-    #[arg(long, value_name = "PATH")]
-    pub record: Option<PathBuf>,
     /// Print one JSON object with answer, measurements and settings instead of text
     #[arg(long)]
     pub json: bool,
     /// How to answer.
     #[command(flatten)]
     pub answer: AnswerArgs,
+    /// Files to write beside the result.
+    #[command(flatten)]
+    pub files: RecordArgs,
     /// How to run the model.
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -164,6 +173,9 @@ pub struct ChatArgs {
     /// How to answer.
     #[command(flatten)]
     pub answer: AnswerArgs,
+    /// Files to write beside the result.
+    #[command(flatten)]
+    pub files: RecordArgs,
     /// How to run the model.
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -172,23 +184,36 @@ pub struct ChatArgs {
 /// `forebay inspect`.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// The model folder; the same as --model
-    #[arg(value_name = "DIR", conflicts_with = "model")]
-    pub dir: Option<PathBuf>,
+    /// What to look at.
+    #[command(flatten)]
+    pub folder: FolderArgs,
     /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,
-    /// How to run the model.
+    /// What decides how much memory a run takes.
     #[command(flatten)]
-    pub engine: EngineArgs,
+    pub size: SizeArgs,
+    /// How numbers are computed.
+    #[command(flatten)]
+    pub numbers: NumberArgs,
+    /// The way to read experts.
+    #[command(flatten)]
+    pub way: WayArgs,
+}
+
+impl InspectArgs {
+    /// The options of the run to look at.
+    pub fn options(&self) -> EngineOptions {
+        EngineOptions { io: self.way.io(), ..self.numbers.over(self.size.options()) }
+    }
 }
 
 /// `forebay plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
-    /// The model folder; the same as --model
-    #[arg(value_name = "DIR", conflicts_with = "model")]
-    pub dir: Option<PathBuf>,
+    /// What to plan for.
+    #[command(flatten)]
+    pub folder: FolderArgs,
     /// Plan for a machine with this much memory on which nothing else runs, such as 24G, instead of this one
     #[arg(long, value_name = "SIZE")]
     pub machine_memory: Option<ByteSize>,
@@ -196,17 +221,20 @@ pub struct PlanArgs {
     #[arg(long)]
     pub mtp: bool,
     /// Bytes per second that the disk gives, such as 7G, instead of what was measured
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "RATE", value_parser = engine::rate, allow_hyphen_values = true)]
     pub disk_rate: Option<ByteSize>,
     /// Bytes per second that memory gives, such as 90G, instead of what was measured
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "RATE", value_parser = engine::rate, allow_hyphen_values = true)]
     pub memory_rate: Option<ByteSize>,
     /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,
-    /// How to run the model.
+    /// What decides how much memory a run takes.
     #[command(flatten)]
-    pub engine: EngineArgs,
+    pub size: SizeArgs,
+    /// The way to read experts.
+    #[command(flatten)]
+    pub way: WayArgs,
 }
 
 impl PlanArgs {
@@ -214,7 +242,7 @@ impl PlanArgs {
     pub fn options(&self) -> EngineOptions {
         let rate = |given: Option<ByteSize>| given.map(|ByteSize(bytes)| bytes as f64);
         let rates = Rates { disk: rate(self.disk_rate), memory: rate(self.memory_rate) };
-        EngineOptions { rates, ..self.engine.options() }
+        EngineOptions { rates, io: self.way.io(), ..self.size.options() }
     }
 }
 
@@ -249,6 +277,9 @@ pub struct ScoreArgs {
     /// Print one JSON object with the log-probability of every token instead of text
     #[arg(long)]
     pub json: bool,
+    /// Files to write beside the result.
+    #[command(flatten)]
+    pub files: RecordArgs,
     /// How to run the model.
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -419,6 +450,18 @@ mod tests {
             "plan a --model b",
             "plan a --machine-memory much",
             "plan a --embedding ram",
+            "plan a --disk-rate 0",
+            "plan a --disk-rate nan",
+            "plan a --disk-rate -7G",
+            "plan a --disk-rate inf",
+            "plan a --memory-rate 99999T",
+            // These mean nothing to a plan.
+            "plan a --mirror b",
+            "plan a --throttle-disk 1G",
+            "plan a --look-ahead on",
+            "plan a --cache-policy lru",
+            "plan a --cpu-features scalar",
+            "inspect a --mirror b",
             "score --file a --ids b",
             "score x --window 1",
             "bench",

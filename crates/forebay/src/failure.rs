@@ -1,6 +1,7 @@
 //! Why a verb ended early, and the exit status that says so to a script.
 
 use forebay_engine::{GenerateError, OpenError, PlanError, SampleError};
+use forebay_io::MirrorError;
 use forebay_model::{ForwardError, SnapshotError};
 use forebay_store::config::ConfigError;
 use forebay_text::template::{RenderError, TemplateError};
@@ -122,7 +123,9 @@ impl From<OpenError> for Failure {
             OpenError::Plan(error) => return error.into(),
             OpenError::Snapshot(_) | OpenError::Files(_) | OpenError::Weights(_) => Exit::Model,
             OpenError::Arena(_) => Exit::Memory,
-            OpenError::Isa(_) => Exit::Usage,
+            // Which of the two files cannot be read is not known.
+            OpenError::Mirror(MirrorError::Read(_) | MirrorError::Size { .. }) => Exit::Runtime,
+            OpenError::Isa(_) | OpenError::Mirror(_) => Exit::Usage,
             _ => Exit::Runtime,
         };
         Self::new(exit, error.to_string())

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use forebay_core::{ByteSize, Format};
-use forebay_engine::{EngineOptions, Inspection, inspect};
+use forebay_engine::{EngineOptions, Inspection, WhatIf};
 use forebay_kernels::Isa;
 use forebay_model::families::roles::Role;
 use forebay_model::spec::FfnKind;
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::args::InspectArgs;
 use crate::console::{self, Output};
 use crate::failure::Failure;
-use crate::plan;
+use crate::plan::{self, Look};
 use crate::settings;
 
 /// Matrices per format, per role.
@@ -22,11 +22,9 @@ type Formats = BTreeMap<Role, BTreeMap<String, usize>>;
 
 /// Runs the verb.
 pub fn run(args: &InspectArgs) -> Result<(), Failure> {
-    let asked = args.dir.as_deref().or(args.engine.model.as_deref());
-    let dir = settings::model_dir(asked)?;
-    let options = args.engine.options();
-    let isa = settings::kernels(options.isa)?.isa();
-    let found = inspect(&dir, &options)?;
+    let dir = settings::model_dir(args.folder.named())?;
+    let isa = settings::kernels(args.numbers.cpu_features)?.isa();
+    let Look { found, options, .. } = plan::look(&dir, args.options(), WhatIf::default())?;
     let mut out = Output::new();
     match args.json {
         true => out.json(&report_json(&found, isa))?,

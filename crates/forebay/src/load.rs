@@ -3,9 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use forebay_engine::{Engine, EngineOptions};
-use forebay_io::Access;
-use forebay_io::probe::Way;
+use forebay_engine::{Engine, EngineOptions, Inspection};
 use forebay_store::config::ConfigFile;
 use forebay_text::{ChatTemplate, StopSet, Tokenizer};
 
@@ -45,6 +43,8 @@ pub fn tokenizer(dir: &Path) -> Result<Tokenizer, Failure> {
 pub struct Loaded {
     /// Its folder.
     pub dir: PathBuf,
+    /// The folders that its files are read from: its own, then the mirrors.
+    pub roots: Vec<PathBuf>,
     /// The engine.
     pub engine: Engine,
     /// Tokenizer and template.
@@ -64,7 +64,8 @@ impl Loaded {
         let mut engine = open_engine(&dir, args.options(), &args.disk.mirror)?;
         let usage = Usage::begin(&dir, &mut engine);
         let stops = StopSet::new(engine.stop_ids().iter().copied(), &text.tokenizer);
-        Ok(Self { dir, engine, text, stops, load_time: started.elapsed(), usage })
+        let roots = roots(&dir, &args.disk.mirror);
+        Ok(Self { dir, roots, engine, text, stops, load_time: started.elapsed(), usage })
     }
 
     /// Remembers for later runs what this one used.
@@ -75,27 +76,30 @@ impl Loaded {
     }
 }
 
+/// The folders that a model is read from.
+pub fn roots(dir: &Path, mirrors: &[PathBuf]) -> Vec<PathBuf> {
+    std::iter::once(dir.to_owned()).chain(mirrors.iter().cloned()).collect()
+}
+
 /// Experts of fewer bytes are soon read, whatever the way.
 const WORTH_TUNING: u64 = 4_000_000_000;
 
 /// Reads experts as `forebay tune` found best, where nothing else was asked for. A large model that does not fit
 /// into memory is measured at its first start on a machine.
-fn tune_for(dir: &Path, options: &mut EngineOptions) -> Result<(), Failure> {
+fn tune_for(found: &Inspection, options: &mut EngineOptions) -> Result<(), Failure> {
     if options.io.throttle.is_some() {
         return Ok(());
     }
-    let tuned = match tune::stored(dir) {
+    let snapshot = &found.snapshot;
+    let streams = found.plan.as_ref().is_ok_and(|plan| !plan.holds_everything());
+    let large = snapshot.experts.file_bytes >= WORTH_TUNING;
+    let tuned = match tune::stored(snapshot) {
         Some(tuned) => tuned,
-        None => {
-            let found = forebay_engine::inspect(dir, options)?;
-            let streams = found.plan.is_ok_and(|plan| plan.budget < plan.everything);
-            if !streams || found.snapshot.experts.file_bytes < WORTH_TUNING {
-                return Ok(());
-            }
+        None if streams && large => {
             console::note(
                 "measuring once how this machine reads the model best; this takes less than 30 seconds",
             );
-            match tune::measure_now(dir) {
+            match tune::measure_now(snapshot) {
                 Ok(tuned) => tuned,
                 Err(Failure::Error { message, .. }) => {
                     console::note(&format!("that did not work, and the usual way is taken: {message}"));
@@ -104,23 +108,18 @@ fn tune_for(dir: &Path, options: &mut EngineOptions) -> Result<(), Failure> {
                 Err(other) => return Err(other),
             }
         }
+        None => return Ok(()),
     };
-    let Way { backend, access, depth } = tuned.way;
-    options.io.backend.get_or_insert(backend);
-    options.io.depth.get_or_insert(depth);
-    // Past the page cache is the default as well, but only while something is read twice.
-    if access != Access::Direct {
-        options.io.access.get_or_insert(access);
-    }
-    options.rates = tuned.rates;
+    tuned.apply(options);
     Ok(())
 }
 
 /// Opens the weights of `dir`, showing progress, and says what a user should know about them. Experts are also
 /// read from the copies in `mirrors`.
 pub fn open_engine(dir: &Path, mut options: EngineOptions, mirrors: &[PathBuf]) -> Result<Engine, Failure> {
+    let found = forebay_engine::inspect(dir, &options)?;
     if let Some(format) = options.quantise {
-        if inspect::is_requantised(&forebay_engine::inspect(dir, &options)?.snapshot, format) {
+        if inspect::is_requantised(&found.snapshot, format) {
             console::note(&format!(
                 "weights are re-encoded to {format} while loading, which changes results"
             ));
@@ -132,10 +131,10 @@ pub fn open_engine(dir: &Path, mut options: EngineOptions, mirrors: &[PathBuf]) 
             options.quantise = None;
         }
     }
-    tune_for(dir, &mut options)?;
+    tune_for(&found, &mut options)?;
     let progress = Progress::start("loading the model", Unit::Bytes, 0);
     let mut engine =
-        Engine::open_mirrored(dir, mirrors, options, &mut |done, total| progress.update(done, total))?;
+        Engine::load(found.snapshot, mirrors, options, &mut |done, total| progress.update(done, total))?;
     drop(progress);
     for fact in engine.notes() {
         console::note(fact);

@@ -4,8 +4,9 @@
 //! - One module per verb: [`run`], [`chat`], [`inspect`], [`plan`], [`score`], [`mod@bench`], [`doctor`], [`tune`],
 //!   [`synth`].
 //! - What they share: [`load`] a model, read a [`prompt`], show an [`answer`], [`progress`], Ctrl-C in
-//!   [`interrupt`], measurements in [`report`],
-//!   recorded routes in [`route_trace`], the streams in [`console`].
+//!   [`interrupt`], measurements in [`report`], the end of a run in
+//!   [`closing`] and [`hindsight`], files that a run writes in [`recordings`], the streams in
+//!   [`console`].
 //! - [`bundled`]: the model inside the program. [`dirs`]: the user's folders.
 //!
 //! Only this crate reads environment variables.
@@ -15,11 +16,13 @@ mod args;
 mod bench;
 mod bundled;
 mod chat;
+mod closing;
 mod console;
 mod dirs;
 mod doctor;
 mod failure;
 mod hindsight;
+mod identity;
 mod inspect;
 mod interrupt;
 mod load;
@@ -27,8 +30,8 @@ mod plan;
 mod progress;
 mod prompt;
 mod record;
+mod recordings;
 mod report;
-mod route_trace;
 mod run;
 mod score;
 mod settings;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use forebay_engine::PassStats;
 use serde_json::{Value, json};
 
+use crate::closing;
 use crate::failure::Failure;
 use crate::report;
 
@@ -51,7 +52,7 @@ impl Record {
             "kind": "pass",
             "pass": self.passes,
             "rows": stats.rows,
-            "time_s": stats.time.as_secs_f64(),
+            "time": closing::pass_time_json(stats),
             "experts": report::experts_json(&stats.experts),
         });
         self.passes += 1;

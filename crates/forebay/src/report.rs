@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use forebay_core::ByteSize;
 use forebay_engine::{Engine, EngineOptions, Finish, Sampling, Stats};
-use forebay_model::{Phase, Profile};
-use forebay_tiers::{Counters, Histogram};
+use forebay_io::probe::Way;
+use forebay_tiers::{Counters, Histogram, LookAhead};
 use serde_json::{Map, Value, json};
 
 use crate::hindsight;
@@ -33,22 +33,15 @@ pub fn deviations(options: &EngineOptions) -> String {
     if all.is_empty() { String::new() } else { format!("; computed with {}", all.join(" ")) }
 }
 
-/// What an answer cost, in one line.
-pub fn summary(stats: &Stats, options: &EngineOptions) -> String {
-    let per_second = |rate: Option<f64>| rate.map_or(String::new(), |r| format!(" ({r:.1} tok/s)"));
-    let first = stats
-        .first_token
-        .map_or(String::new(), |time| format!(", first token after {:.2} s", time.as_secs_f64()));
+/// What an answer cost beside its speed, in a few words.
+pub fn summary(stats: &Stats) -> String {
+    let tokens = |count: usize| format!("{count} token{}", if count == 1 { "" } else { "s" });
     format!(
-        "prompt: {} tokens in {:.2} s{}{first}; answer: {} tokens in {:.2} s{}; {}{}",
-        stats.prompt_tokens,
+        "prompt of {} in {:.2} s, answer of {} in {:.2} s",
+        tokens(stats.prompt_tokens),
         stats.prefill.as_secs_f64(),
-        per_second(rate(stats.prompt_tokens, stats.prefill)),
-        stats.new_tokens,
+        tokens(stats.new_tokens),
         stats.decode.as_secs_f64(),
-        per_second(decode_rate(stats)),
-        experts_summary(&stats.experts),
-        deviations(options),
     )
 }
 
@@ -95,8 +88,10 @@ pub fn experts_json(experts: &Counters) -> Value {
             "dropped": experts.ahead_dropped,
             "wasted": experts.ahead_wasted,
             "useful_bytes": experts.ahead_useful_bytes,
+            "late_bytes": experts.ahead_late_bytes,
             "wasted_bytes": experts.ahead_wasted_bytes,
         },
+        "demand_bytes": experts.demand_bytes(),
         "loads": experts.loads,
         "reads": experts.reads,
         "direct_reads": experts.direct_reads,
@@ -120,12 +115,6 @@ fn histogram_json(histogram: &Histogram) -> Value {
     ranges.map(range).collect()
 }
 
-/// Where the time of a sequence's passes went, in seconds; the parts add up to the passes' time.
-pub fn phases_json(profile: &Profile) -> Value {
-    let spent = |phase: &Phase| (phase.name().to_owned(), json!(profile.spent(*phase).as_secs_f64()));
-    Value::Object(Phase::ALL.iter().map(spent).collect())
-}
-
 /// Which model it was.
 pub fn model_json(dir: &Path, engine: &Engine) -> Value {
     json!({
@@ -133,6 +122,24 @@ pub fn model_json(dir: &Path, engine: &Engine) -> Value {
         "family": engine.spec().family,
         "sparse_attention": engine.sparse_attention().to_string(),
     })
+}
+
+/// A way to read experts, of at most `block` bytes each.
+pub fn way_json(way: Way, block: u64) -> Value {
+    json!({
+        "backend": way.backend.to_string(),
+        "access": way.access.to_string(),
+        "depth": way.depth,
+        "block_bytes": block,
+    })
+}
+
+fn look_ahead_name(mode: LookAhead) -> &'static str {
+    match mode {
+        LookAhead::Auto => "auto",
+        LookAhead::On => "on",
+        LookAhead::Off => "off",
+    }
 }
 
 /// The engine's settings in force.
@@ -147,8 +154,8 @@ pub fn engine_json(engine: &Engine) -> Map<String, Value> {
         ("block", json!(plan.block)),
         ("embedding", json!(plan.embedding_place.to_string())),
         ("cache_policy", json!(hindsight::policy_name(options.policy))),
-        ("io_backend", json!(options.io.backend.unwrap_or_default().to_string())),
-        ("io_depth", json!(options.io.depth)),
+        ("look_ahead", json!(look_ahead_name(options.look_ahead))),
+        ("reading", way_json(engine.way(), engine.largest_expert())),
         ("throttle_disk", json!(options.io.throttle)),
         ("threads", json!(engine.threads())),
         ("cpu_features", json!(engine.isa().name())),
@@ -191,11 +198,7 @@ mod tests {
     #[test]
     fn unknown_rates_are_left_out() {
         let stats = Stats { prompt_tokens: 10, prefill: Duration::from_secs(2), ..Stats::default() };
-        let line = summary(&stats, &EngineOptions::default());
-        assert!(
-            line.starts_with("prompt: 10 tokens in 2.00 s (5.0 tok/s); answer: 0 tokens in 0.00 s; "),
-            "{line}"
-        );
+        assert_eq!(summary(&stats), "prompt of 10 tokens in 2.00 s, answer of 0 tokens in 0.00 s");
         assert_eq!(stats_json(&stats, Duration::ZERO)["decode_tokens_per_s"], Value::Null);
     }
 
@@ -205,8 +208,7 @@ mod tests {
         assert_eq!(deviations(&usual), "");
         let (arith, kv_dtype) = (forebay_model::Arith::Exact, forebay_model::KvDtype::F32);
         let other = EngineOptions { arith, kv_dtype, quantise: "int4-g64".parse().ok(), ..usual };
-        let line = summary(&Stats::default(), &other);
-        assert!(line.ends_with("; computed with --arith exact --kv-dtype f32 --quantize int4-g64"), "{line}");
+        assert_eq!(deviations(&other), "; computed with --arith exact --kv-dtype f32 --quantize int4-g64");
     }
 
     #[test]

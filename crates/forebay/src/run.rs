@@ -1,22 +1,22 @@
 //! `forebay run`: one prompt, one answer.
 
 use forebay_engine::{Finish, Session};
-use forebay_model::Trace;
+use forebay_model::Profile;
 use forebay_text::template::Role;
 use forebay_text::{ChatMessage, ReasoningDelta, RenderOptions};
 use serde_json::{Value, json};
 
 use crate::answer::{self, Answer, Ask, Form, Screen};
 use crate::args::RunArgs;
+use crate::closing;
 use crate::console::{self, Output};
 use crate::failure::Failure;
-use crate::hindsight::Hindsight;
+use crate::hindsight::{Hindsight, Stretch};
 use crate::interrupt::Interrupt;
 use crate::load::{Loaded, TextSide};
 use crate::prompt::{self, Limit, Source};
-use crate::record::Record;
+use crate::recordings::Recordings;
 use crate::report;
-use crate::route_trace;
 use crate::settings::{self, ModelDefaults};
 
 /// Runs the verb.
@@ -28,59 +28,42 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let (typed, source) = prompt::read(args.prompt.as_deref(), args.file.as_deref(), "prompt", limit)?;
     let (ids, form) = encode(args, &text, &typed, source)?;
     let interrupt = Interrupt::install()?;
-    if args.record.is_some() && args.record == args.route_trace {
-        return Err(Failure::usage("--record and --route-trace cannot share a file; name two"));
-    }
-    // Before the model is loaded: a path that cannot be written should not take minutes to show.
-    let recording = args.route_trace.as_deref().map(|path| route_trace::create(path, &dir)).transpose()?;
-    let mut record = args.record.as_deref().map(|path| Record::create(path, &dir)).transpose()?;
+    let mut recordings = Recordings::create(&args.files, &dir)?;
     let mut model = Loaded::open(dir, text, &args.engine)?;
     let mut session = Session::new(&model.engine);
     let max_tokens = args.answer.max_tokens as usize;
     let count = args.json || !(Screen::is_live() || args.answer.think);
-    let mut recorder = recording
-        .map(|file| route_trace::begin(file, &model, args, ids.len()))
-        .transpose()
-        .map_err(|error| route_trace::failed(args, &error))?;
+    let seed = args.answer.seed.map(|seed| ("seed", seed.to_string()));
+    let settings: Vec<_> = [("prompt_tokens", ids.len().to_string())].into_iter().chain(seed).collect();
+    recordings.begin(&model.dir, &model.engine, &settings)?;
     let ask = Ask { prompt: &ids, max_tokens, sampling, form, count };
 
     let mut out = Output::new();
-    let trace = recorder.as_mut().map(|recorder| recorder as &mut dyn Trace);
     let answer = if args.json {
         let silent = &mut |_: &ReasoningDelta| Ok(());
         interrupt.during(|cancel| {
-            answer::generate(&mut model, &mut session, &ask, cancel, trace, record.as_mut(), silent)
+            answer::generate(&mut model, &mut session, &ask, cancel, &mut recordings, silent)
         })?
     } else {
         let mut screen = Screen::new(&mut out);
         let show = &mut |delta: &ReasoningDelta| screen.show(delta);
-        let answer = interrupt.during(|cancel| {
-            answer::generate(&mut model, &mut session, &ask, cancel, trace, record.as_mut(), show)
-        });
+        let answer = interrupt
+            .during(|cancel| answer::generate(&mut model, &mut session, &ask, cancel, &mut recordings, show));
         // What was written before an error ends with a newline too.
         screen.end().and(answer)?
     };
     model.remember();
-    let hindsight = Hindsight::of(&mut model.engine, &answer.stats, answer.disk_time);
-    if let Some(recorder) = recorder {
-        recorder.finish().map_err(|error| route_trace::failed(args, &error))?;
-    }
+    let hindsight = Hindsight::of(&mut model.engine, &Stretch::of(&answer.stats));
+    let result = result(&mut model, session.profile(), &ask, &answer, &hindsight, args);
     if args.json {
-        out.json(&result(&model, &ask, &answer, &hindsight, args))?;
+        out.json(&result)?;
     } else {
         if let Some(note) = answer.ending_note(max_tokens, model.engine.plan().context) {
             console::note(&note);
         }
-        console::diagnose(&format!("{}\n", report::summary(&answer.stats, model.engine.options())));
-        if let Some(line) = hindsight.line() {
-            console::diagnose(&format!("{line}\n"));
-        }
+        closing::show(&mut model.engine, &model.roots, &hindsight, &report::summary(&answer.stats));
     }
-    if let Some(record) = record {
-        let mut run = result(&model, &ask, &answer, &hindsight, args);
-        run["phases_s"] = report::phases_json(session.profile());
-        record.finish(&run)?;
-    }
+    recordings.finish(&result)?;
     if answer.finish == Finish::Cancelled { Err(Failure::Interrupted) } else { Ok(()) }
 }
 
@@ -101,23 +84,33 @@ fn encode(args: &RunArgs, text: &TextSide, typed: &str, source: Source) -> Resul
     Ok((text.tokenizer.encode_rendered(&rendered)?, Form::of(&rendered)))
 }
 
-fn result(model: &Loaded, ask: &Ask<'_>, answer: &Answer, hindsight: &Hindsight, args: &RunArgs) -> Value {
+fn result(
+    model: &mut Loaded,
+    profile: &Profile,
+    ask: &Ask<'_>,
+    answer: &Answer,
+    hindsight: &Hindsight,
+    args: &RunArgs,
+) -> Value {
     let mut settings = report::settings_json(&model.engine, &ask.sampling, ask.max_tokens);
     settings.insert("think".to_owned(), json!(args.answer.think));
     let template = (!args.no_template).then(|| model.text.template.origin());
     settings.insert("template".to_owned(), json!(template));
-    json!({
+    let stats = &answer.stats;
+    let mut all = json!({
         "answer": answer.content,
         "reasoning": answer.reasoning,
         "finish": report::finish_name(answer.finish),
         "token_ids": answer.ids,
-        "prompt_tokens": answer.stats.prompt_tokens,
-        "new_tokens": answer.stats.new_tokens,
+        "prompt_tokens": stats.prompt_tokens,
+        "new_tokens": stats.new_tokens,
         "seed": ask.sampling.seed,
-        "timings": report::stats_json(&answer.stats, model.load_time),
-        "experts": report::experts_json(&answer.stats.experts),
+        "timings": report::stats_json(stats, model.load_time),
         "hindsight": hindsight.json(),
         "model": report::model_json(&model.dir, &model.engine),
         "settings": settings,
-    })
+    });
+    let (load, work) = (model.load_time, stats.prefill + stats.decode);
+    closing::add_cost(&mut all, &mut model.engine, &model.roots, profile, load, work);
+    all
 }

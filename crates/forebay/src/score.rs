@@ -1,20 +1,24 @@
 //! `forebay score`: how well a model predicts a text.
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use forebay_engine::{Engine, Session, TokenScore};
+use forebay_engine::{Engine, Event, Session, TokenScore};
 use serde_json::{Value, json};
 
 use crate::args::ScoreArgs;
+use crate::closing;
 use crate::console::{self, Output};
 use crate::failure::Failure;
+use crate::hindsight::{Hindsight, Stretch};
 use crate::interrupt::Interrupt;
 use crate::load;
 use crate::progress::{Progress, Unit};
 use crate::prompt::{self, Limit};
+use crate::recordings::Recordings;
 use crate::report;
 use crate::settings;
+use crate::usage::Usage;
 
 /// What GLM models saw in front of every text.
 const GLM_PREFIX: &str = "[gMASK]<sop>";
@@ -53,7 +57,11 @@ pub fn run(args: &ScoreArgs) -> Result<(), Failure> {
     let dir = settings::model_dir(args.engine.model.as_deref())?;
     let input = input(given, &dir, !args.no_prefix)?;
     let interrupt = Interrupt::install()?;
+    let mut recordings = Recordings::create(&args.files, &dir)?;
+    let opening = Instant::now();
     let mut engine = load::open_engine(&dir, args.engine.options(), &args.engine.disk.mirror)?;
+    let usage = Usage::begin(&dir, &mut engine);
+    let load_time = opening.elapsed();
     check_ids(&input, engine.spec().vocab)?;
     let windows = cut(&input, window_length(args, &engine)?, args.skip)?;
     if windows.len() > input.sequences.len() {
@@ -63,49 +71,49 @@ pub fn run(args: &ScoreArgs) -> Result<(), Failure> {
             windows.len()
         ));
     }
+    recordings.begin(&dir, &engine, &[])?;
     let started = Instant::now();
+    let mut session = Session::new(&engine);
     let scored = interrupt.during(|cancel| {
-        let mut session = Session::new(&engine);
         let total: usize = windows.iter().map(|window| window.tokens.len()).sum();
         let progress = Progress::start("scoring", Unit::Tokens, total as u64);
         let mut before = 0;
         let score = |window: Window| {
-            let on_progress = &mut |done: usize, _| progress.update((before + done) as u64, total as u64);
-            let mut scores = session.score(&mut engine, &window.tokens, cancel, on_progress)?;
+            let (trace, mut on_pass) = recordings.watch();
+            let on_event = &mut |event| match event {
+                Event::Prefill { done, .. } => progress.update((before + done) as u64, total as u64),
+                Event::Pass(stats) => on_pass(&stats),
+                Event::Token(_) => {}
+            };
+            let mut scores = session.score(&mut engine, &window.tokens, cancel, trace, on_event)?;
             before += window.tokens.len();
             scores.drain(..window.first - 1);
             Ok(Scored { window, scores })
         };
         windows.into_iter().map(score).collect::<Result<Vec<_>, Failure>>()
     })?;
-    let seconds = started.elapsed().as_secs_f64();
+    let time = started.elapsed();
+    if let Some(usage) = usage {
+        usage.end(&mut engine);
+    }
 
     let summary = Summary::of(&scored);
+    let disk_time = engine.store().disk_time();
+    let stretch = Stretch { tokens: summary.tokens, time, disk_time, ..Stretch::default() };
+    let stretch = stretch.with(&engine.counters());
+    let hindsight = Hindsight::of(&mut engine, &stretch);
+    let roots = load::roots(&dir, &args.engine.disk.mirror);
+    let mut result = result(&dir, &engine, &input.prefix, &scored, &summary, &hindsight, time);
+    closing::add_cost(&mut result, &mut engine, &roots, session.profile(), load_time, time);
     let mut out = Output::new();
     if args.json {
-        return out.json(&result(&dir, &engine, &input.prefix, &scored, &summary, seconds));
+        out.json(&result)?;
+    } else {
+        out.write(&summary.text(scored.len()))?;
+        let what = format!("{} tokens in {:.2} s", summary.tokens, time.as_secs_f64());
+        closing::show(&mut engine, &roots, &hindsight, &what);
     }
-    out.write(&format!(
-        "perplexity       {:.4}\n\
-         log-probability  {:.4} in all, {:.5} per token\n\
-         tokens           {} scored of {} in {} window{}; {:.1} % predicted exactly\n",
-        summary.perplexity(),
-        summary.sum,
-        summary.mean(),
-        summary.scored,
-        summary.tokens,
-        scored.len(),
-        if scored.len() == 1 { "" } else { "s" },
-        100.0 * summary.exact as f64 / summary.scored as f64,
-    ))?;
-    let speed = summary.tokens as f64 / seconds;
-    let experts = report::experts_summary(&engine.counters());
-    console::diagnose(&format!(
-        "{} tokens in {seconds:.2} s ({speed:.1} tok/s); {experts}{}\n",
-        summary.tokens,
-        report::deviations(engine.options()),
-    ));
-    Ok(())
+    recordings.finish(&result)
 }
 
 /// What the user gave.
@@ -238,6 +246,21 @@ impl Summary {
     fn perplexity(&self) -> f64 {
         (-self.mean()).exp()
     }
+
+    fn text(&self, windows: usize) -> String {
+        format!(
+            "perplexity       {:.4}\n\
+             log-probability  {:.4} in all, {:.5} per token\n\
+             tokens           {} scored of {} in {windows} window{}; {:.1} % predicted exactly\n",
+            self.perplexity(),
+            self.sum,
+            self.mean(),
+            self.scored,
+            self.tokens,
+            if windows == 1 { "" } else { "s" },
+            100.0 * self.exact as f64 / self.scored as f64,
+        )
+    }
 }
 
 fn result(
@@ -246,8 +269,10 @@ fn result(
     prefix: &[u32],
     scored: &[Scored],
     summary: &Summary,
-    seconds: f64,
+    hindsight: &Hindsight,
+    time: Duration,
 ) -> Value {
+    let seconds = time.as_secs_f64();
     let windows: Vec<Value> = scored
         .iter()
         .map(|Scored { window, scores }| {
@@ -269,7 +294,7 @@ fn result(
         "prefix_ids": prefix,
         "seconds": seconds,
         "tokens_per_s": summary.tokens as f64 / seconds,
-        "experts": report::experts_json(&engine.counters()),
+        "hindsight": hindsight.json(),
         "model": report::model_json(dir, engine),
         "settings": report::engine_json(engine),
         "windows": windows,

@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use forebay_core::ByteSize;
+use forebay_engine::EngineOptions;
 use forebay_io::probe::Way;
 use forebay_io::{Access, Backend, Rates};
 use forebay_kernels::{Buffer, Kernels, Team, limits};
+use forebay_model::Snapshot;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -72,20 +74,43 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
     }
 }
 
-/// What was measured for a model folder, if it still holds.
-pub fn stored(dir: &Path) -> Option<Tuned> {
-    // First: most folders have none, and looking at a model opens all of its headers.
-    let stored = serde_json::from_slice(&std::fs::read(place(dir)).ok()?).ok()?;
-    let target = Target::of_model(dir).ok()?;
-    parse(&stored, &identity(&target, &Machine::read()))
+/// What was measured for a model, if it still holds.
+pub fn stored(snapshot: &Snapshot) -> Option<Tuned> {
+    // First: most folders have none, and asking for the times of hundreds of files takes a moment.
+    let stored = serde_json::from_slice(&std::fs::read(place(&snapshot.dir)).ok()?).ok()?;
+    parse(&stored, &identity(&Target::of(snapshot), &Machine::read()))
 }
 
-/// Measures a model folder and keeps the result.
-pub fn measure_now(dir: &Path) -> Result<Tuned, Failure> {
-    let target = Target::of_model(dir)?;
+/// Measures a model and keeps the result.
+pub fn measure_now(snapshot: &Snapshot) -> Result<Tuned, Failure> {
+    let target = Target::of(snapshot);
     let tuned = tune(&target)?;
-    keep(&tuned, &place(dir), &identity(&target, &Machine::read()));
+    keep(&tuned, &place(&snapshot.dir), &identity(&target, &Machine::read()));
     Ok(tuned)
+}
+
+impl Tuned {
+    /// Reads experts like this where nothing else was asked for, and expects what was measured.
+    pub fn apply(&self, options: &mut EngineOptions) {
+        let Way { backend, access, depth } = self.way;
+        options.io.backend.get_or_insert(backend);
+        options.io.depth.get_or_insert(depth);
+        // Past the page cache is the default as well, but only while something is read twice.
+        if access != Access::Direct {
+            options.io.access.get_or_insert(access);
+        }
+        options.rates.disk = options.rates.disk.or(self.rates.disk);
+        options.rates.memory = options.rates.memory.or(self.rates.memory);
+    }
+}
+
+/// A way to read in words: `direct, 8 reads at a time, by worker threads`.
+pub fn way_text(way: Way) -> String {
+    let backend = match way.backend {
+        Backend::Pool => "worker threads",
+        Backend::Uring => "io_uring",
+    };
+    format!("{}, {} reads at a time, by {backend}", way.access, way.depth)
 }
 
 /// Writes a result down; a cache folder that cannot be written only costs measuring again.
@@ -229,14 +254,9 @@ fn text(tuned: &Tuned, block: usize) -> String {
         Some(rate) => format!("{}/s", ByteSize(rate as u64)),
         None => "not measured".to_owned(),
     };
-    let backend = match way.backend {
-        Backend::Pool => "worker threads",
-        Backend::Uring => "io_uring",
-    };
     format!(
-        "experts    {}, {} reads at a time, by {backend}\ndisk       {} in reads of {}\nmemory     {}\n",
-        way.access,
-        way.depth,
+        "experts    {}\ndisk       {} in reads of {}\nmemory     {}\n",
+        way_text(*way),
         rate(rates.disk),
         ByteSize(block as u64),
         rate(rates.memory),

@@ -4,11 +4,10 @@ use std::path::{Path, PathBuf};
 
 use forebay_engine::Engine;
 use forebay_tiers::history::{History, HistoryError};
-use sha2::{Digest, Sha256};
 
-use crate::bundled::hex;
 use crate::console;
 use crate::dirs;
+use crate::identity;
 
 /// The history of one model on this machine.
 pub struct Usage {
@@ -20,11 +19,10 @@ impl Usage {
     /// Reads what is known of the model in `dir` and tells the engine's caches. `None` where that cannot help:
     /// every expert fits into memory. What is wrong with the file is said and no reason not to run.
     pub fn begin(dir: &Path, engine: &mut Engine) -> Option<Self> {
-        let plan = engine.plan();
-        if plan.slots.bytes >= plan.demand.all_bytes().ok()? {
+        if engine.plan().holds_everything() {
             return None;
         }
-        let identity = identity(dir, engine)?;
+        let identity = identity::of(dir, engine).ok()?;
         let folder = dirs::cache().unwrap_or_else(dirs::temporary_cache).join("usage");
         let path = folder.join(format!("{}.txt", &identity[..32]));
         let history = match History::load(&path, &identity) {
@@ -58,12 +56,4 @@ impl Usage {
         }
         self.history.save(&self.path)
     }
-}
-
-/// Config, and names and sizes of the tensors: what makes a model this one and no other.
-fn identity(dir: &Path, engine: &Engine) -> Option<String> {
-    let mut digest = Sha256::new();
-    digest.update(std::fs::read(dir.join("config.json")).ok()?);
-    digest.update(engine.fingerprint());
-    Some(hex(&digest.finalize()))
 }

@@ -7,7 +7,7 @@ use forebay_model::experts::{ExpertLayer, QuantiseExpert};
 use forebay_model::families::roles::Role;
 use forebay_model::snapshot::ResidentTensor;
 use forebay_model::{Arith, EmbeddingPlace, KvCache, Model, ModelSpec, PassSize, Snapshot, Workspace};
-use forebay_tiers::{ClassDemand, LayerDemand, SlotDemand};
+use forebay_tiers::{ClassDemand, LayerDemand, SlotDemand, recording_bytes};
 
 use super::outlook::Token;
 use super::{PlanError, PlanRequest};
@@ -201,7 +201,10 @@ pub(crate) fn scratch_per_worker(snapshot: &Snapshot) -> usize {
 
 fn process_bytes(snapshot: &Snapshot, experts: u64) -> u64 {
     let tokenizer = std::fs::metadata(snapshot.dir.join("tokenizer.json")).map_or(0, |m| m.len());
+    // What a run chose is kept to its end, to look back at it.
+    let recording = recording_bytes(snapshot.experts.iter().count(), snapshot.spec.moe.top_k);
     PROCESS_BYTES
+        + recording
         + snapshot.catalog.len() as u64 * BYTES_PER_TENSOR
         + experts * BYTES_PER_EXPERT
         + tokenizer.saturating_mul(TOKENIZER_FACTOR)

@@ -43,6 +43,20 @@ pub enum PlanError {
         /// Bytes needed at least.
         minimum: u64,
     },
+    /// The budget is more than the machine that is planned for has.
+    #[error(
+        "the plan takes {} and the machine would have {} (the least it can do with is {}); give a larger \
+         --machine-memory, a smaller --memory, or lower --context",
+        ByteSize(*planned), ByteSize(*machine), ByteSize(*minimum)
+    )]
+    MoreThanMachine {
+        /// Bytes the plan would take.
+        planned: u64,
+        /// Bytes of the machine.
+        machine: u64,
+        /// Bytes needed at least.
+        minimum: u64,
+    },
     /// The context is zero or beyond what the model was made for.
     #[error("a context of {wanted} tokens is not possible with this model; use 1 to {maximum}")]
     Context {

@@ -173,6 +173,11 @@ impl Plan {
         self.slots.quotas.iter().sum()
     }
 
+    /// Whether every expert has a slot, so that none is read twice.
+    pub fn holds_everything(&self) -> bool {
+        self.demand.layers.iter().zip(&self.slots.quotas).all(|(layer, quota)| layer.experts == *quota)
+    }
+
     /// Bytes of one slot in every layer.
     pub fn slot_row(&self) -> u64 {
         let slot = |class: usize| slot_bytes(self.demand.classes[class].slab_bytes) as u64;

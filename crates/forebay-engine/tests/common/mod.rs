@@ -89,7 +89,7 @@ pub fn perplexity(engine: &mut Engine, segment: &Value, limit: usize) -> f64 {
     let (mut sum, mut count) = (0.0, 0);
     for window in segment["windows"].as_array().unwrap().iter().take(limit) {
         let mut session = Session::new(engine);
-        let scores = session.score(engine, &ids(window), &CancelToken::new(), &mut |_, _| {}).unwrap();
+        let scores = session.score(engine, &ids(window), &CancelToken::new(), None, &mut |_| {}).unwrap();
         sum -= scores[1..].iter().map(|s| s.log_probability).sum::<f64>();
         count += scores.len() - 1;
     }

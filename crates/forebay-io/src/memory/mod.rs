@@ -240,8 +240,9 @@ fn kilobytes(text: &str, name: &str) -> Option<u64> {
     field(text, name)?.checked_mul(1024)
 }
 
-/// A small text file; bounded, because the size of these files is not known beforehand.
-fn text(path: &Path) -> Option<String> {
+/// A small text file of a system's facts, such as those in `/proc`; `None` if it cannot be read. Bounded, because
+/// the size of these files is not known beforehand.
+pub fn text(path: &Path) -> Option<String> {
     let mut text = String::new();
     File::open(path).ok()?.take(1 << 20).read_to_string(&mut text).ok()?;
     Some(text)

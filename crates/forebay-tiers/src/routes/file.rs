@@ -14,7 +14,7 @@ use super::{Routes, Union};
 /// What [`Header::format`] says.
 pub const FORMAT: &str = "forebay-routes";
 /// The version that is written and read.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Longest line, in bytes.
 const MAX_LINE: usize = 1 << 20;
 /// Most experts of a layer, most experts of a token, most layers.
@@ -23,6 +23,10 @@ const MAX_TOP_K: usize = 1024;
 const MAX_LAYERS: usize = 4096;
 /// Selections that [`read_routes`] holds at most: 25,000 tokens of GLM-5.2.
 const MAX_SELECTIONS: usize = 16 << 20;
+/// Experts of all layers together that any recording may have: more than any model.
+const FREE_EXPERTS: usize = 1 << 20;
+/// Experts beyond these that a selection pays for: what is counted per expert stays in proportion to the file.
+const EXPERTS_PER_SELECTION: usize = 16;
 
 /// Whose routes they are.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,6 +79,9 @@ pub struct Record {
     pub ids: Vec<u32>,
     /// Their final weights.
     pub weights: Vec<f32>,
+    /// Which of the chosen were in memory when the router of this layer chose; absent if nobody looked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resident: Option<Vec<u32>>,
 }
 
 /// Why a recording cannot be used, or not be made.
@@ -113,6 +120,19 @@ pub enum RouteFileError {
         "the route trace has more than {MAX_SELECTIONS} selections; replay its first lines (head -n 1000000)"
     )]
     TooLong,
+    /// So many experts that counting them takes more memory than the recording accounts for.
+    #[error(
+        "the route trace has {layers} layers of {experts} experts and chooses only {selections} times; it is no \
+         recording of a model: record it again"
+    )]
+    TooWide {
+        /// Layers.
+        layers: usize,
+        /// Experts of each.
+        experts: usize,
+        /// Experts chosen, over all tokens and layers.
+        selections: usize,
+    },
     /// A record that does not fit its header was to be written.
     #[error("a route that cannot be recorded: {what}; please report this as a bug")]
     Unfit {
@@ -159,10 +179,10 @@ impl Record {
         if let Some(weight) = self.weights.iter().find(|weight| !weight.is_finite()) {
             return Err(format!("a weight of {weight}"));
         }
-        let mut sorted = self.ids.clone();
-        sorted.sort_unstable();
-        if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(format!("expert {} twice", pair[0]));
+        let sorted = distinct(&self.ids)?;
+        let resident = distinct(self.resident.as_deref().unwrap_or_default())?;
+        if let Some(other) = resident.iter().find(|expert| sorted.binary_search(expert).is_err()) {
+            return Err(format!("expert {other} in memory, which was not chosen"));
         }
         match sorted.last() {
             Some(&last) if last as usize >= header.experts => {
@@ -170,6 +190,16 @@ impl Record {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// The experts in ascending order.
+fn distinct(experts: &[u32]) -> Result<Vec<u32>, String> {
+    let mut sorted = experts.to_vec();
+    sorted.sort_unstable();
+    match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(format!("expert {} twice", pair[0])),
+        None => Ok(sorted),
     }
 }
 
@@ -273,6 +303,14 @@ fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8], line: u64) -> Result<T, RouteF
 
 /// Reads a whole recording as what a simulator replays: one union per pass and layer.
 pub fn read_routes(input: impl BufRead) -> Result<(Header, Routes), RouteFileError> {
+    read_routes_seen(input, &mut |_| ())
+}
+
+/// The same, showing every record as it is read.
+pub fn read_routes_seen(
+    input: impl BufRead,
+    on_record: &mut dyn FnMut(&Record),
+) -> Result<(Header, Routes), RouteFileError> {
     let mut reader = RouteReader::new(input)?;
     let mut layers: BTreeMap<u32, Vec<Union>> = BTreeMap::new();
     let mut rows: Vec<Vec<u32>> = Vec::new();
@@ -299,10 +337,15 @@ pub fn read_routes(input: impl BufRead) -> Result<(Header, Routes), RouteFileErr
             close(at, &mut rows);
             at = Some(place);
         }
+        on_record(&record);
         rows.push(record.ids);
     }
     close(at, &mut rows);
     let header = reader.header;
+    let (layer_count, experts) = (layers.len(), header.experts);
+    if layer_count.saturating_mul(experts) > FREE_EXPERTS.max(EXPERTS_PER_SELECTION * selections) {
+        return Err(RouteFileError::TooWide { layers: layer_count, experts, selections });
+    }
     let routes =
         Routes { experts: header.experts, top_k: header.top_k, layers: layers.into_values().collect() };
     Ok((header, routes))

@@ -15,15 +15,15 @@ fn history() -> Vec<Vec<u64>> {
     CALIBRATED.routes(LAYERS, 1600, 900).counts()
 }
 
-/// The best of the half-lives that the notes tried.
+/// The best of the half-lives that the published table tried.
 fn best_aged(routes: &Routes, quota: usize, history: &[Vec<u64>]) -> f64 {
     let rate =
         |half_life| replay(routes, Contestant::Policy(Policy::Aged { half_life }), quota, history).hit_rate();
     [7, 23, 69, 138].map(rate).into_iter().fold(0.0, f64::max)
 }
 
-/// Performance notes 2.7: slots, then global LRU, per-layer LRU, pins, half pins + LRU, aged LFU, Belady.
-const NOTES: [(usize, [f64; 6]); 14] = [
+/// Performance spec section 2.7: slots, then global LRU, per-layer LRU, pins, half pins + LRU, aged LFU, Belady.
+const PUBLISHED: [(usize, [f64; 6]); 14] = [
     (1, [0.000, 0.022, 0.031, 0.022, 0.045, 0.094]),
     (2, [0.000, 0.046, 0.058, 0.054, 0.081, 0.176]),
     (4, [0.000, 0.098, 0.101, 0.102, 0.141, 0.298]),
@@ -55,16 +55,16 @@ fn the_table_of_the_notes() {
         Contestant::HalfPins,
         Contestant::BeladyOneAtATime,
     ];
-    for (quota, [global, lru, pins, half, aged, belady]) in NOTES {
+    for (quota, [global, lru, pins, half, aged, belady]) in PUBLISHED {
         let mut got = columns.map(|column| rate(&routes, column, quota, &history)).to_vec();
         got.push(best_aged(&routes, quota, &history));
         for (got, want) in got.iter().zip([global, lru, pins, half, belady, aged]) {
-            assert!((got - want).abs() <= 0.02, "{quota} slots: {got:.3} where the notes have {want:.3}");
+            assert!((got - want).abs() <= 0.02, "{quota} slots: {got:.3} where the spec has {want:.3}");
         }
     }
 }
 
-/// The notes' two warnings: a global LRU smaller than a token's experts hits exactly
+/// Two warnings of performance spec section 2.7: a global LRU smaller than a token's experts hits exactly
 /// nothing, and handling a union one at a time halves the hits below 8 slots.
 #[test]
 fn two_ways_to_lose() {
@@ -91,7 +91,7 @@ fn two_ways_to_lose() {
 #[test]
 fn the_default_wins_at_every_budget() {
     let (routes, history) = (evaluation(), history());
-    for (quota, _) in NOTES {
+    for (quota, _) in PUBLISHED {
         for history in [&history[..], &[]] {
             let ours = rate(&routes, Contestant::Policy(Policy::default()), quota, history);
             let recency = rate(&routes, Contestant::Policy(Policy::Lru), quota, history).max(rate(

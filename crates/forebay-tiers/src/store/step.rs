@@ -40,6 +40,8 @@ struct Load {
     slot: Option<usize>,
     /// It is read into a staging slab although it stays: it was asked for ahead.
     staged: bool,
+    /// It was still being read when the step began.
+    late: bool,
     /// Its job, while it is in the reader.
     tag: Option<u64>,
     /// The staging slab that it lies in.
@@ -89,7 +91,15 @@ impl ExpertStore {
         }
         self.run = Run { at, order, hits: hits.into(), serial: self.run.serial + 1, ..Run::default() };
         for (i, (expert, slot)) in misses.into_iter().enumerate() {
-            self.run.loads.push(Load { expert, slot, staged: false, tag: None, slab: None, shown: false });
+            self.run.loads.push(Load {
+                expert,
+                slot,
+                staged: false,
+                late: false,
+                tag: None,
+                slab: None,
+                shown: false,
+            });
             self.claim_guess(i);
         }
         // What is left of the guesses was wrong.
@@ -110,6 +120,7 @@ impl ExpertStore {
             }
             None => {
                 self.counters.ahead_late += 1;
+                self.run.loads[load].late = true;
                 self.run.loads[load].tag = Some(guess.tag);
                 self.run.in_flight += 1;
                 self.flights.insert(guess.tag, Flight::Load(load));
@@ -187,6 +198,12 @@ impl ExpertStore {
         self.run.loads[load].staged = false;
         if let Some(slab) = self.run.loads[load].slab.take() {
             let bytes = self.layers[self.run.at].read_bytes(self.run.loads[load].expert);
+            // It came in time or late, and was counted so.
+            let counted = match self.run.loads[load].late {
+                true => &mut self.counters.ahead_late_bytes,
+                false => &mut self.counters.ahead_useful_bytes,
+            };
+            *counted = counted.saturating_sub(bytes);
             self.counters.wasted(bytes);
             self.give_back(slab);
         }
@@ -286,6 +303,11 @@ impl Run {
             self.ready.pop_front();
             Pick::Load(load)
         })
+    }
+
+    /// Whether a load in the reader was asked for before the step began.
+    pub(super) fn asked_ahead(&self, load: usize) -> bool {
+        self.loads[load].staged
     }
 
     /// Whether everything has been handed out.

@@ -77,6 +77,10 @@ pub struct BenchCacheArgs {
     /// Replay this recording (`forebay run --route-trace`); its first half serves as history
     #[arg(long, value_name = "PATH", conflicts_with_all = ["tokens", "seed"])]
     pub trace: Option<PathBuf>,
+    /// Only write the recording to this new file as text, a line for each token and layer; docs/cache.md
+    /// describes it
+    #[arg(long, value_name = "PATH", requires = "trace", conflicts_with = "json")]
+    pub export_text: Option<PathBuf>,
     /// Tokens to make up
     #[arg(long, value_name = "N", default_value_t = 700, value_parser = clap::value_parser!(u32).range(2..=20_000))]
     pub tokens: u32,

@@ -1,6 +1,6 @@
-//! Options of every verb that runs a model.
+//! Options of the verbs that run a model, or say how it would run.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use forebay_core::{ByteSize, Format};
@@ -17,6 +17,39 @@ pub struct EngineArgs {
     /// The model folder [default: $FOREBAY_MODEL, else the bundled demonstration model]
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
+    /// What decides how much memory a run takes.
+    #[command(flatten)]
+    pub size: SizeArgs,
+    /// How numbers are computed.
+    #[command(flatten)]
+    pub numbers: NumberArgs,
+    /// How experts are read.
+    #[command(flatten)]
+    pub disk: DiskArgs,
+}
+
+/// The model folder of the verbs that only look at one.
+#[derive(Debug, Args)]
+pub struct FolderArgs {
+    /// The model folder [default: $FOREBAY_MODEL, else the bundled demonstration model]
+    #[arg(value_name = "DIR", conflicts_with = "model")]
+    dir: Option<PathBuf>,
+    /// The same, named as by the other verbs
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+}
+
+impl FolderArgs {
+    /// The folder that was named, either way.
+    pub fn named(&self) -> Option<&Path> {
+        self.dir.as_deref().or(self.model.as_deref())
+    }
+}
+
+/// What decides how much memory a run takes.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Model and machine")]
+pub struct SizeArgs {
     /// Memory for the whole program, such as 16G or 1.5GiB [default: a share of what is available]
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub memory: Option<ByteSize>,
@@ -43,6 +76,12 @@ pub struct EngineArgs {
     /// results
     #[arg(long, value_name = "FORMAT", value_parser = integer_format)]
     pub quantize: Option<Format>,
+}
+
+/// How numbers are computed.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Model and machine")]
+pub struct NumberArgs {
     /// Epsilon of the two low-rank norms of attention; transformers uses 1e-6 whatever the config says; changes
     /// results slightly [default: the config's rms_norm_eps]
     #[arg(long, value_name = "EPSILON", value_parser = epsilon)]
@@ -50,9 +89,6 @@ pub struct EngineArgs {
     /// Instruction set: scalar, avx2, avx512, neon, neon-dotprod or neon-i8mm [default: the best there is]
     #[arg(long, value_name = "ISA")]
     pub cpu_features: Option<Isa>,
-    /// How experts are read.
-    #[command(flatten)]
-    pub disk: DiskArgs,
 }
 
 /// How experts are read. Changes nothing but speed.
@@ -63,16 +99,9 @@ pub struct DiskArgs {
     /// is read from where it is expected first; may be given several times
     #[arg(long, value_name = "DIR")]
     pub mirror: Vec<PathBuf>,
-    /// Who reads: threads or the kernel's ring (Linux) [default: what forebay tune found, else threads]
-    #[arg(long, value_enum, value_name = "BACKEND")]
-    pub io_backend: Option<BackendArg>,
-    /// Read through the page cache or past it [default: what forebay tune found, else past it, unless
-    /// every expert fits into memory]
-    #[arg(long, value_enum, value_name = "ACCESS")]
-    pub io_access: Option<AccessArg>,
-    /// Experts that are read at a time [default: what forebay tune found, else 8]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub io_depth: Option<u16>,
+    /// The way to read.
+    #[command(flatten)]
+    pub way: WayArgs,
     /// Read experts before it is certain that they are wanted, while the disk has nothing else to do
     #[arg(long, value_enum, default_value_t = LookAheadArg::Auto)]
     pub look_ahead: LookAheadArg,
@@ -85,8 +114,25 @@ pub struct DiskArgs {
     pub throttle_disk: Option<ByteSize>,
 }
 
-impl DiskArgs {
-    fn io(&self) -> IoOptions {
+/// The way to read experts.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Disk")]
+pub struct WayArgs {
+    /// Who reads: threads or the kernel's ring (Linux) [default: what forebay tune found, else threads]
+    #[arg(long, value_enum, value_name = "BACKEND")]
+    pub io_backend: Option<BackendArg>,
+    /// Read through the page cache or past it [default: what forebay tune found, else past it, unless
+    /// every expert fits into memory]
+    #[arg(long, value_enum, value_name = "ACCESS")]
+    pub io_access: Option<AccessArg>,
+    /// Experts that are read at a time [default: what forebay tune found, else 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub io_depth: Option<u16>,
+}
+
+impl WayArgs {
+    /// The same, as the engine takes it.
+    pub fn io(&self) -> IoOptions {
         IoOptions {
             backend: self.io_backend.map(|backend| match backend {
                 BackendArg::Pool => Backend::Pool,
@@ -98,10 +144,12 @@ impl DiskArgs {
                 AccessArg::Direct => Access::Direct,
             }),
             depth: self.io_depth.map(usize::from),
-            throttle: self.throttle_disk.map(|rate| rate.0),
+            throttle: None,
         }
     }
+}
 
+impl DiskArgs {
     fn look_ahead(&self) -> LookAhead {
         match self.look_ahead {
             LookAheadArg::Auto => LookAhead::Auto,
@@ -119,11 +167,24 @@ impl DiskArgs {
 }
 
 /// Less is slower than any disk, and a read would take minutes.
+const SLOWEST: u64 = 1 << 20;
+/// More than any memory delivers.
+const FASTEST: u64 = 1_000_000_000_000_000;
+
 fn throttle(text: &str) -> Result<ByteSize, String> {
     let rate: ByteSize = text.parse().map_err(|error| format!("{error}"))?;
-    match rate.0 >= 1 << 20 {
+    match rate.0 >= SLOWEST {
         true => Ok(rate),
         false => Err("at least 1MiB a second".to_owned()),
+    }
+}
+
+/// Bytes per second that a machine may have.
+pub fn rate(text: &str) -> Result<ByteSize, String> {
+    let rate: ByteSize = text.parse().map_err(|error| format!("{error}"))?;
+    match (SLOWEST..=FASTEST).contains(&rate.0) {
+        true => Ok(rate),
+        false => Err("use a rate from 1MiB to 1P a second, such as 7G".to_owned()),
     }
 }
 
@@ -171,6 +232,18 @@ impl EngineArgs {
     /// The same, as the engine takes it.
     pub fn options(&self) -> EngineOptions {
         EngineOptions {
+            io: IoOptions { throttle: self.disk.throttle_disk.map(|rate| rate.0), ..self.disk.way.io() },
+            look_ahead: self.disk.look_ahead(),
+            policy: self.disk.policy(),
+            ..self.numbers.over(self.size.options())
+        }
+    }
+}
+
+impl SizeArgs {
+    /// The same, as the engine takes it; everything else is as usual.
+    pub fn options(&self) -> EngineOptions {
+        EngineOptions {
             memory: self.memory,
             threads: self.threads.map(usize::from),
             context: self.context.map(|n| n as usize),
@@ -183,18 +256,20 @@ impl EngineArgs {
                 ArithArg::Exact => Arith::Exact,
                 ArithArg::Int8 => Arith::Int8,
             },
-            isa: self.cpu_features,
             quantise: self.quantize,
-            low_rank_norm_eps: self.low_rank_norm_eps,
             embedding: self.embedding.map(|place| match place {
                 EmbeddingArg::Memory => EmbeddingPlace::Memory,
                 EmbeddingArg::Disk => EmbeddingPlace::Disk,
             }),
-            io: self.disk.io(),
-            look_ahead: self.disk.look_ahead(),
-            policy: self.disk.policy(),
             ..EngineOptions::default()
         }
+    }
+}
+
+impl NumberArgs {
+    /// `options` with these.
+    pub fn over(&self, options: EngineOptions) -> EngineOptions {
+        EngineOptions { isa: self.cpu_features, low_rank_norm_eps: self.low_rank_norm_eps, ..options }
     }
 }
 

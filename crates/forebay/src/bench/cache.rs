@@ -1,27 +1,32 @@
 //! `forebay bench cache`: what each policy would have hit, beside the best cache possible.
 
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{self, BufRead, BufReader, BufWriter, Read};
+use std::path::Path;
 
 use forebay_tiers::Policy;
 use forebay_tiers::routes::Routes;
-use forebay_tiers::routes::file::read_routes;
+use forebay_tiers::routes::file::{Record, read_routes_seen};
 use forebay_tiers::routes::synthetic::CALIBRATED;
+use forebay_tiers::routes::text::write_text;
 use forebay_tiers::sim::{Contestant, Outcome, replay};
 use serde_json::{Map, Value, json};
 
 use crate::args::BenchCacheArgs;
 use crate::console::Output;
 use crate::failure::Failure;
+use crate::progress::{Progress, Unit};
 
-/// Slots per layer, as in the performance notes.
+/// Slots per layer.
 const BUDGETS: [usize; 14] = [1, 2, 4, 6, 8, 10, 12, 16, 25, 32, 48, 64, 96, 128];
+/// Bytes of a recording that are read at a time.
+const READ: usize = 1 << 20;
 /// Layers that are made up.
 const LAYERS: usize = 8;
 /// Tokens of other texts that a made-up history has seen.
 const HISTORY: usize = 2400;
-/// Half-lives of aged frequency, of which the best counts, as in the notes.
+/// Half-lives of aged frequency in tokens, of which the best counts.
 const HALF_LIVES: [u32; 4] = [7, 23, 69, 138];
 /// How often LFRU halves: the reference's usual interval between passes.
 const HALVE_EVERY: u32 = 64;
@@ -61,36 +66,94 @@ struct Line {
     outcomes: Vec<Outcome>,
 }
 
-/// Runs the verb.
-pub fn run(args: &BenchCacheArgs) -> Result<(), Failure> {
-    let (routes, history, source) = match &args.trace {
-        Some(path) => recorded(path)?,
-        None => made_up(args),
-    };
-    let columns = columns();
-    let budgets = BUDGETS.iter().filter(|slots| **slots < routes.experts);
-    let lines: Vec<Line> = budgets.map(|&slots| line(&routes, &history, &columns, slots)).collect();
-    let mut out = Output::new();
-    if args.json {
-        return out.json(&result_json(&routes, &source, &columns, &lines));
-    }
-    out.write(&table(&routes, &source, &columns, &lines))
+/// What is replayed.
+struct Played {
+    routes: Routes,
+    /// How often each expert was used before, by layer.
+    history: Vec<Vec<u64>>,
+    source: String,
+    /// Of the experts chosen while recording, the share that was in memory.
+    resident: Option<f64>,
 }
 
-fn made_up(args: &BenchCacheArgs) -> (Routes, Vec<Vec<u64>>, String) {
+/// Runs the verb.
+pub fn run(args: &BenchCacheArgs) -> Result<(), Failure> {
+    let played = match (&args.trace, &args.export_text) {
+        (Some(trace), Some(out)) => return export(trace, out),
+        (Some(trace), None) => recorded(trace)?,
+        _ => made_up(args),
+    };
+    let columns = columns();
+    let budgets: Vec<usize> = BUDGETS.into_iter().filter(|slots| *slots < played.routes.experts).collect();
+    let progress = Progress::start("replaying", Unit::Share, 0);
+    let total = (budgets.len() * columns.len()) as u64;
+    let mut done = 0;
+    let lines = budgets.into_iter().map(|slots| {
+        let outcomes = columns.iter().map(|column| {
+            let outcome = best(&played, column, slots);
+            done += 1;
+            progress.update(done, total);
+            outcome
+        });
+        Line { slots, outcomes: outcomes.collect() }
+    });
+    let lines: Vec<Line> = lines.collect();
+    drop(progress);
+    let mut out = Output::new();
+    match args.json {
+        true => out.json(&result_json(&played, &columns, &lines)),
+        false => out.write(&table(&played, &columns, &lines)),
+    }
+}
+
+fn made_up(args: &BenchCacheArgs) -> Played {
+    let _progress = Progress::start("making up routes", Unit::Share, 0);
     let routes = CALIBRATED.routes(LAYERS, args.tokens as usize, args.seed);
     // Another text of the same model.
     let history = CALIBRATED.routes(LAYERS, HISTORY, args.seed.wrapping_add(600)).counts();
-    (routes, history, format!("made up like GLM-5.2's, seed {}", args.seed))
+    Played { routes, history, source: format!("made up like GLM-5.2's, seed {}", args.seed), resident: None }
+}
+
+/// A recording, and a line of progress while it is read.
+fn open(path: &Path) -> Result<impl BufRead, Failure> {
+    let file = File::open(path).map_err(|error| {
+        let shown = path.display();
+        Failure::usage(format!("cannot open the route trace {shown}: {error}; check the path"))
+    })?;
+    let bytes = file.metadata().map_or(0, |facts| facts.len());
+    let progress = Progress::start("reading the route trace", Unit::Bytes, bytes);
+    Ok(BufReader::with_capacity(READ, Counted { file, progress, bytes, done: 0 }))
+}
+
+/// A file that says how much of it has been read.
+struct Counted {
+    file: File,
+    progress: Progress,
+    bytes: u64,
+    done: u64,
+}
+
+impl Read for Counted {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read(buffer)?;
+        self.done += read as u64;
+        self.progress.update(self.done, self.bytes);
+        Ok(read)
+    }
 }
 
 /// The second half of a recording; the first is its history.
-fn recorded(path: &std::path::Path) -> Result<(Routes, Vec<Vec<u64>>, String), Failure> {
+fn recorded(path: &Path) -> Result<Played, Failure> {
     let shown = path.display();
-    let file = File::open(path).map_err(|error| {
-        Failure::usage(format!("cannot open the route trace {shown}: {error}; check the path"))
-    })?;
-    let (header, routes) = read_routes(BufReader::new(file))
+    // Experts chosen by tokens for which it is known what was in memory, and how many of them were.
+    let (mut chosen, mut there) = (0usize, 0usize);
+    let seen = &mut |record: &Record| {
+        if let Some(resident) = &record.resident {
+            chosen += record.ids.len();
+            there += resident.len();
+        }
+    };
+    let (header, routes) = read_routes_seen(open(path)?, seen)
         .map_err(|error| Failure::usage(format!("{shown} cannot be replayed: {error}")))?;
     let steps = routes.layers.iter().map(Vec::len).max().unwrap_or(0);
     if steps < 2 {
@@ -100,19 +163,35 @@ fn recorded(path: &std::path::Path) -> Result<(Routes, Vec<Vec<u64>>, String), F
     }
     let (first, second) = routes.split(steps / 2);
     let model: String = header.model.chars().take(12).collect();
-    Ok((second, first.counts(), format!("second half of {shown}, model {model}")))
+    Ok(Played {
+        history: first.counts(),
+        routes: second,
+        source: format!("second half of {shown}, model {model}"),
+        resident: (chosen > 0).then(|| there as f64 / chosen as f64),
+    })
 }
 
-fn line(routes: &Routes, history: &[Vec<u64>], columns: &[Column], slots: usize) -> Line {
-    let best = |column: &Column| {
-        let history = if column.history { history } else { &[] };
-        let outcomes = column.players.iter().map(|player| replay(routes, *player, slots, history));
-        outcomes.min_by_key(|outcome| outcome.misses).unwrap_or_default()
+/// Writes a recording as text, to a file that is not there yet.
+fn export(trace: &Path, out: &Path) -> Result<(), Failure> {
+    let input = open(trace)?;
+    let failed = |error: &dyn Display, advice: &str| {
+        Failure::usage(format!("cannot write {}: {error}; {advice}", out.display()))
     };
-    Line { slots, outcomes: columns.iter().map(best).collect() }
+    let file = File::create_new(out).map_err(|error| failed(&error, "choose a name that is free"))?;
+    let lines = write_text(input, &mut BufWriter::new(file))
+        .map_err(|error| Failure::usage(format!("{} is not exported whole: {error}", trace.display())))?;
+    Output::new().write(&format!("{lines} lines written to {}\n", out.display()))
 }
 
-fn result_json(routes: &Routes, source: &str, columns: &[Column], lines: &[Line]) -> Value {
+/// What the best of a column's players comes to.
+fn best(played: &Played, column: &Column, slots: usize) -> Outcome {
+    let history = if column.history { &played.history[..] } else { &[] };
+    let outcomes = column.players.iter().map(|player| replay(&played.routes, *player, slots, history));
+    outcomes.min_by_key(|outcome| outcome.misses).unwrap_or_default()
+}
+
+fn result_json(played: &Played, columns: &[Column], lines: &[Line]) -> Value {
+    let Played { routes, source, resident, .. } = played;
     let by_name = |line: &Line, value: &dyn Fn(&Outcome) -> Value| -> Map<String, Value> {
         columns.iter().zip(&line.outcomes).map(|(c, outcome)| (c.name.to_owned(), value(outcome))).collect()
     };
@@ -130,6 +209,7 @@ fn result_json(routes: &Routes, source: &str, columns: &[Column], lines: &[Line]
         "experts": routes.experts,
         "experts_per_token": routes.top_k,
         "steps": routes.layers.iter().map(Vec::len).max(),
+        "resident_when_recorded": resident,
         "previous_token_overlap": routes.overlap(),
         "distinct_in_4": routes.distinct(4),
         "distinct_in_32": routes.distinct(32),
@@ -138,11 +218,15 @@ fn result_json(routes: &Routes, source: &str, columns: &[Column], lines: &[Line]
     })
 }
 
-fn table(routes: &Routes, source: &str, columns: &[Column], lines: &[Line]) -> String {
+fn table(played: &Played, columns: &[Column], lines: &[Line]) -> String {
+    let Played { routes, source, resident, .. } = played;
+    let resident = resident.map_or(String::new(), |share| {
+        format!("\nof the experts chosen, {:.1} % were in memory when this was recorded", 100.0 * share)
+    });
     let figure = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
     let mut text = format!(
         "routes: {source}\n{} layers of {} experts, {} a token, {} steps; {} % of the previous token's experts \
-         used again; {} distinct in 4 steps, {} in 32\n\nshare of experts found in memory, by slots per layer:\n\n",
+         used again; {} distinct in 4 steps, {} in 32{resident}\n\nshare of experts found in memory, by slots per layer:\n\n",
         routes.layers.len(),
         routes.experts,
         routes.top_k,

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use forebay_core::ByteSize;
-use forebay_engine::{EngineOptions, inspect};
+use forebay_engine::{EngineOptions, ModelFacts};
 use forebay_io::probe::{ProbeConfig, ProbeError, Way, probe};
 use forebay_io::{Access, Backend};
+use forebay_model::Snapshot;
 use serde_json::{Value, json};
 
 use super::measure::median;
@@ -35,11 +36,14 @@ pub struct Target {
 impl Target {
     /// The shards of a model, in blocks as large as its largest expert.
     pub fn of_model(dir: &Path) -> Result<Self, Failure> {
-        let snapshot = inspect(dir, &EngineOptions::default())?.snapshot;
-        let experts = snapshot.experts.iter().flat_map(|(_, layer)| &layer.segments);
-        let largest = experts.map(|reads| reads.iter().map(|read| read.len).sum::<usize>()).max();
+        Ok(Self::of(&Snapshot::open(dir, EngineOptions::default().snapshot_options())?))
+    }
+
+    /// The same of a model that is open.
+    pub fn of(snapshot: &Snapshot) -> Self {
+        let largest = ModelFacts::of(snapshot).largest_expert as usize;
         let paths = snapshot.catalog.shards().iter().map(|shard| shard.path.clone()).collect();
-        Ok(Self { paths, block: largest.unwrap_or(USUAL_BLOCK) })
+        Self { paths, block: if largest > 0 { largest } else { USUAL_BLOCK } }
     }
 }
 

@@ -132,7 +132,6 @@ mod tests {
     use super::*;
     use forebay_engine::{Finish, Stats};
     use std::path::Path;
-    use std::time::Duration;
 
     fn demo() -> TextSide {
         TextSide::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo")).ok().unwrap()
@@ -140,7 +139,7 @@ mod tests {
 
     fn answer(ids: Vec<u32>, content: &str) -> Answer {
         let (reasoning, finish, stats) = (String::new(), Finish::Stop, Stats::default());
-        Answer { ids, content: content.to_owned(), reasoning, finish, stats, disk_time: Duration::ZERO }
+        Answer { ids, content: content.to_owned(), reasoning, finish, stats }
     }
 
     #[test]

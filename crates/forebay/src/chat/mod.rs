@@ -14,11 +14,14 @@ use serde_json::json;
 
 use crate::answer::{self, Answer, Ask, Screen};
 use crate::args::ChatArgs;
+use crate::closing;
 use crate::console::{self, Output};
 use crate::failure::Failure;
+use crate::hindsight::{Hindsight, Stretch};
 use crate::interrupt::Interrupt;
 use crate::load::{Loaded, TextSide};
 use crate::prompt::Limit;
+use crate::recordings::Recordings;
 use crate::report;
 use crate::settings::{self, ModelDefaults};
 use conversation::Conversation;
@@ -43,14 +46,28 @@ pub fn run(args: &ChatArgs) -> Result<(), Failure> {
     let text = TextSide::read(&dir)?;
     let sampling = ModelDefaults::read(&dir)?.sampling(&args.answer);
     let interrupt = Interrupt::install()?;
+    let mut recordings = Recordings::create(&args.files, &dir)?;
     let model = Loaded::open(dir, text, &args.engine)?;
+    let seed = args.answer.seed.map(|seed| ("seed", seed.to_string()));
+    recordings.begin(&model.dir, &model.engine, &Vec::from_iter(seed))?;
     let session = Session::new(&model.engine);
     let conversation = Conversation::new(args.answer.system.clone(), args.answer.think);
     let max_tokens = args.answer.max_tokens as usize;
     let totals = Totals::default();
     let limit = Limit::of_context(model.engine.plan().context, &model.text.tokenizer);
-    let mut chat =
-        Chat { model, session, conversation, sampling, max_tokens, interrupt, totals, limit, saved: None };
+    let saved = None;
+    let mut chat = Chat {
+        model,
+        session,
+        conversation,
+        sampling,
+        max_tokens,
+        interrupt,
+        totals,
+        limit,
+        recordings,
+        saved,
+    };
     let mut lines = Lines::open(chat.limit.bytes)?;
     if lines.is_interactive() {
         let context = chat.model.engine.plan().context;
@@ -58,7 +75,7 @@ pub fn run(args: &ChatArgs) -> Result<(), Failure> {
     }
     let ended = chat.talk(&mut lines, &mut Output::new());
     chat.model.remember();
-    ended
+    chat.close().and(ended)
 }
 
 /// What all answers together took.
@@ -66,11 +83,13 @@ pub fn run(args: &ChatArgs) -> Result<(), Failure> {
 struct Totals {
     answers: usize,
     stats: Stats,
+    stretch: Stretch,
 }
 
 impl Totals {
     fn add(&mut self, stats: &Stats) {
         self.answers += 1;
+        self.stretch.add(&Stretch::of(stats));
         self.stats.prompt_tokens += stats.prompt_tokens;
         self.stats.new_tokens += stats.new_tokens;
         self.stats.prefill += stats.prefill;
@@ -97,6 +116,7 @@ struct Chat {
     totals: Totals,
     /// What a message may have in bytes.
     limit: Limit,
+    recordings: Recordings,
     /// The file that `/save` wrote in this conversation; it may be written again.
     saved: Option<PathBuf>,
 }
@@ -189,12 +209,39 @@ impl Chat {
 
     /// Generates on the screen; the last line is ended whatever happens.
     fn ask(&mut self, ask: &Ask<'_>, out: &mut Output) -> Result<Answer, Failure> {
-        let (model, session) = (&mut self.model, &mut self.session);
+        let (model, session, recordings) = (&mut self.model, &mut self.session, &mut self.recordings);
         let mut screen = Screen::new(out);
         let show = &mut |delta: &ReasoningDelta| screen.show(delta);
         let answer =
-            self.interrupt.during(|cancel| answer::generate(model, session, ask, cancel, None, None, show));
+            self.interrupt.during(|cancel| answer::generate(model, session, ask, cancel, recordings, show));
         screen.end().and(answer)
+    }
+
+    /// Says what the conversation came to, and ends the files.
+    fn close(mut self) -> Result<(), Failure> {
+        let Totals { answers, stats, stretch } = &self.totals;
+        let model = &mut self.model;
+        let hindsight = Hindsight::of(&mut model.engine, stretch);
+        if *answers > 0 {
+            let plural = if *answers == 1 { "" } else { "s" };
+            let what = format!("{answers} answer{plural}: {}", report::summary(stats));
+            closing::show(&mut model.engine, &model.roots, &hindsight, &what);
+        }
+        let mut settings = report::settings_json(&model.engine, &self.sampling, self.max_tokens);
+        settings.insert("seed".to_owned(), json!(self.sampling.seed));
+        let mut all = json!({
+            "answers": answers,
+            "prompt_tokens": stats.prompt_tokens,
+            "new_tokens": stats.new_tokens,
+            "timings": report::stats_json(stats, model.load_time),
+            "hindsight": hindsight.json(),
+            "model": report::model_json(&model.dir, &model.engine),
+            "settings": settings,
+        });
+        let (load, work) = (model.load_time, stats.prefill + stats.decode);
+        let profile = self.session.profile();
+        closing::add_cost(&mut all, &mut model.engine, &model.roots, profile, load, work);
+        self.recordings.finish(&all)
     }
 
     /// A turn has its own seed, so that asking the same again need not answer the same again, and a seeded

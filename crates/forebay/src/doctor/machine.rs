@@ -3,12 +3,11 @@
 //! Linux says it in `/proc` and `/sys`; elsewhere most fields are unknown, which is never the same as zero.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use forebay_core::ByteSize;
 use forebay_io::MemoryInfo;
+use forebay_io::memory::text;
 use forebay_kernels::{Isa, Kernels, Team};
 use serde_json::{Value, json};
 
@@ -159,13 +158,6 @@ fn list(text: &str) -> Option<Vec<usize>> {
         all.extend(from..=to);
     }
     Some(all)
-}
-
-/// A small text file.
-fn text(path: &Path) -> Option<String> {
-    let mut text = String::new();
-    File::open(path).ok()?.take(1 << 20).read_to_string(&mut text).ok()?;
-    Some(text)
 }
 
 #[cfg(test)]

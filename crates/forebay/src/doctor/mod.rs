@@ -5,7 +5,7 @@ mod machine;
 use std::fmt::Write;
 
 use forebay_core::ByteSize;
-use forebay_engine::{EngineOptions, Plan, PlanError, inspect};
+use forebay_engine::{EngineOptions, Plan, PlanError, WhatIf};
 use forebay_kernels::{Isa, Kernels, Team};
 use serde_json::json;
 
@@ -23,8 +23,8 @@ pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let kernels = Kernels::detect();
     let advice = advice(&machine, kernels.isa(), Team::default_threads(), cfg!(debug_assertions));
     let model = settings::named_model(args.model.as_deref());
-    let found = model.map(|dir| inspect(&dir, &EngineOptions::default())).transpose()?;
-    let plan = found.map(|found| found.plan);
+    let look = model.map(|dir| plan::look(&dir, EngineOptions::default(), WhatIf::default())).transpose()?;
+    let plan = look.map(|look| look.found.plan);
     let mut out = Output::new();
     match args.json {
         true => out.json(&json!({

@@ -1,14 +1,18 @@
 //! Plans for programs. Unknown figures are null.
 
-use forebay_engine::{Bound, BudgetFrom, Consumer, EngineOptions, Expectation, Inspection, ModelFacts, Plan};
+use forebay_engine::{Bound, BudgetFrom, Consumer, Expectation, ModelFacts, Plan};
 use forebay_io::{MemoryInfo, Pressure};
 use serde_json::{Map, Value, json};
+
+use super::Look;
+use crate::report;
 
 /// Version of the object that `forebay plan --json` prints; it changes when a field changes its meaning.
 const SCHEMA_VERSION: u32 = 1;
 
 /// The whole report.
-pub fn report(found: &Inspection, options: &EngineOptions, assumed: bool, warnings: &[String]) -> Value {
+pub fn report(look: &Look, assumed: bool, warnings: &[String]) -> Value {
+    let Look { found, options, .. } = look;
     let facts = ModelFacts::of(&found.snapshot);
     let mut memory = memory_json(&found.memory);
     memory["assumed"] = json!(assumed);
@@ -32,10 +36,18 @@ pub fn report(found: &Inspection, options: &EngineOptions, assumed: bool, warnin
         },
         "machine": memory,
         "rates": {"disk": options.rates.disk, "memory": options.rates.memory},
+        "reading": found.plan.as_ref().ok().map(|plan| reading(look, plan, facts.largest_expert)),
         "plan": found.plan.as_ref().ok().map(plan_json),
         "plan_error": found.plan.as_ref().err().map(ToString::to_string),
         "warnings": warnings,
     })
+}
+
+/// How a run with this plan would read experts.
+fn reading(look: &Look, plan: &Plan, block: u64) -> Value {
+    let mut reading = report::way_json(look.options.way(plan), block);
+    reading["tuned"] = json!(look.tuned);
+    reading
 }
 
 /// A machine's memory.

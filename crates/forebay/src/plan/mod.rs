@@ -3,9 +3,12 @@
 mod json;
 mod text;
 
+use std::path::Path;
+
 use forebay_core::ByteSize;
-use forebay_engine::{EngineOptions, Inspection, inspect_for};
+use forebay_engine::{EngineOptions, Inspection, WhatIf};
 use forebay_io::{Pressure, is_wsl};
+use forebay_model::Snapshot;
 
 use crate::args::PlanArgs;
 use crate::console::Output;
@@ -16,26 +19,42 @@ use crate::tune;
 pub use json::{memory_json, plan_json};
 pub use text::short;
 
+/// A model folder looked at, and the options of the run that is planned.
+pub struct Look {
+    /// The folder and the plan.
+    pub found: Inspection,
+    /// What was asked for, completed by what `forebay tune` found.
+    pub options: EngineOptions,
+    /// Whether the way to read experts is what `forebay tune` found.
+    pub tuned: bool,
+}
+
+/// Looks at a folder as a run would, headers only. What `forebay tune` found on this machine says nothing about
+/// an assumed one.
+pub fn look(dir: &Path, mut options: EngineOptions, what_if: WhatIf) -> Result<Look, Failure> {
+    let snapshot = Snapshot::open(dir, options.snapshot_options())?;
+    let tuned = what_if.machine.is_none().then(|| tune::stored(&snapshot)).flatten();
+    if let Some(tuned) = tuned {
+        tuned.apply(&mut options);
+    }
+    let found = Inspection::of(snapshot, &options, what_if);
+    Ok(Look { found, options, tuned: tuned.is_some() })
+}
+
 /// Runs the verb.
 pub fn run(args: &PlanArgs) -> Result<(), Failure> {
-    let dir = settings::model_dir(args.dir.as_deref().or(args.engine.model.as_deref()))?;
-    let mut options = args.options();
-    // Of another machine nothing was measured.
-    if let Some(tuned) = args.machine_memory.is_none().then(|| tune::stored(&dir)).flatten() {
-        options.rates.disk = options.rates.disk.or(tuned.rates.disk);
-        options.rates.memory = options.rates.memory.or(tuned.rates.memory);
-    }
-    let what_if = forebay_engine::WhatIf { machine: args.machine_memory, mtp: args.mtp };
-    let found = inspect_for(&dir, &options, what_if)?;
+    let dir = settings::model_dir(args.folder.named())?;
+    let what_if = WhatIf { machine: args.machine_memory, mtp: args.mtp };
+    let look = look(&dir, args.options(), what_if)?;
     let assumed = args.machine_memory.is_some();
-    let warnings = warnings(&found, &options, assumed);
+    let warnings = warnings(&look.found, &look.options, assumed);
     let mut out = Output::new();
     match args.json {
-        true => out.json(&json::report(&found, &options, assumed, &warnings))?,
-        false => out.write(&text::report(&found, assumed, &warnings))?,
+        true => out.json(&json::report(&look, assumed, &warnings))?,
+        false => out.write(&text::report(&look, assumed, &warnings))?,
     }
     // What would be is shown either way; the status says whether it would run.
-    found.plan.map(drop).map_err(Failure::from)
+    look.found.plan.map(drop).map_err(Failure::from)
 }
 
 /// What a user should know before running this plan, each with a next step.
@@ -94,8 +113,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         forebay_testkit::toy::write(dir.path()).unwrap();
         let options = EngineOptions { context: Some(64), ..EngineOptions::default() };
-        let what_if = forebay_engine::WhatIf { machine: Some(ByteSize(24_000_000_000)), mtp: false };
-        let mut found = inspect_for(dir.path(), &options, what_if).unwrap();
+        let what_if = WhatIf { machine: Some(ByteSize(24_000_000_000)), mtp: false };
+        let Ok(Look { mut found, .. }) = look(dir.path(), options, what_if) else { panic!() };
         assert_eq!(warnings(&found, &options, true), Vec::<String>::new());
         found.memory = MemoryInfo {
             pressure: Some(Pressure::Warning),

@@ -3,10 +3,12 @@
 use std::fmt::{Display, Write};
 
 use forebay_core::ByteSize;
-use forebay_engine::{Bound, BudgetFrom, Consumer, Expectation, Inspection, ModelFacts, Plan};
+use forebay_engine::{Bound, BudgetFrom, Consumer, Expectation, Inspection, ModelFacts, Plan, Rates};
 use forebay_model::EmbeddingPlace;
 
+use super::Look;
 use crate::console;
+use crate::tune;
 
 /// Lines of a name and a text.
 struct Page(String);
@@ -28,7 +30,8 @@ impl Page {
 }
 
 /// The whole page of `forebay plan`.
-pub fn report(found: &Inspection, assumed: bool, warnings: &[String]) -> String {
+pub fn report(look: &Look, assumed: bool, warnings: &[String]) -> String {
+    let found = &look.found;
     let mut page = Page(String::new());
     model(&mut page, found);
     machine(&mut page, found, assumed);
@@ -37,7 +40,8 @@ pub fn report(found: &Inspection, assumed: bool, warnings: &[String]) -> String 
             page.gap();
             levels(&mut page, found, plan);
             page.gap();
-            outlook(&mut page, plan);
+            reading(&mut page, look, plan);
+            outlook(&mut page, look, plan, assumed);
             page.gap();
         }
         Err(_) => page.gap(),
@@ -119,16 +123,43 @@ fn levels(page: &mut Page, found: &Inspection, plan: &Plan) {
     }
     page.gap();
     let from = budget_from(plan);
-    page.row("in memory", format_args!("{}, {from}", ByteSize(plan.budget)));
+    let left = found.memory.available.map(|available| available.saturating_sub(plan.budget));
+    let left = left.filter(|_| plan.budget_from == BudgetFrom::Available);
+    let left = left.map_or(String::new(), |left| format!("; {} stay for everything else", ByteSize(left)));
+    page.row("in memory", format_args!("{}, {from}{left}", ByteSize(plan.budget)));
     for (consumer, bytes) in plan.lines() {
         // Parts that this model or this plan does not have.
         if bytes > 0 || consumer == Consumer::Slots {
             page.part(bytes, describe(consumer, plan));
         }
     }
-    let all = plan.demand.layers.iter().zip(&plan.slots.quotas).all(|(layer, quota)| layer.experts == *quota);
-    let left = if all { "left over: every expert fits" } else { "left over: too little for another expert" };
+    let left = if plan.holds_everything() {
+        "left over: every expert fits"
+    } else {
+        "left over: too little for another expert"
+    };
     page.part(plan.budget.saturating_sub(plan.total()), left);
+}
+
+/// How experts come from disk to memory.
+fn reading(page: &mut Page, look: &Look, plan: &Plan) {
+    if plan.demand.layers.is_empty() {
+        return;
+    }
+    let block = ByteSize(ModelFacts::of(&look.found.snapshot).largest_expert);
+    let from = if look.tuned { ", as forebay tune found best" } else { "" };
+    let way = tune::way_text(look.options.way(plan));
+    page.row("reading", format_args!("experts of {block}: {way}{from}"));
+    let rate = |rate: Option<f64>| rate.map(|rate| format!("{}/s", ByteSize(rate as u64)));
+    let Rates { disk, memory } = look.options.rates;
+    match (rate(disk), rate(memory)) {
+        (None, None) => {}
+        (disk, memory) => {
+            let known = |rate: Option<String>| rate.unwrap_or("not measured".to_owned());
+            page.row("", format_args!("disk {}, memory {}", known(disk), known(memory)));
+        }
+    }
+    page.gap();
 }
 
 fn budget_from(plan: &Plan) -> &'static str {
@@ -150,7 +181,7 @@ fn describe(consumer: Consumer, plan: &Plan) -> String {
             format!("work buffers for reading a prompt {} tokens at a time (--chunk)", plan.chunk)
         }
         Consumer::Reading => "buffers of the reading threads".to_owned(),
-        Consumer::Staging => "room for experts that pass through".to_owned(),
+        Consumer::Staging => "room for experts that pass through or are read ahead".to_owned(),
         Consumer::Slots => format!("experts that stay: {}", slots(plan)),
         Consumer::Process => "the program itself, tokenizer and book-keeping".to_owned(),
     }
@@ -169,7 +200,7 @@ fn slots(plan: &Plan) -> String {
     }
 }
 
-fn outlook(page: &mut Page, plan: &Plan) {
+fn outlook(page: &mut Page, look: &Look, plan: &Plan, assumed: bool) {
     let outlook = &plan.outlook;
     let share = 100.0 * outlook.now.hit_rate;
     page.row(
@@ -188,9 +219,20 @@ fn outlook(page: &mut Page, plan: &Plan) {
     if let Some(twice) = &outlook.twice {
         page.row("twice", columns(cells(twice)));
     }
-    if outlook.now.tokens_per_second.is_none() {
-        page.row("", "speeds of disk and memory are not measured: run forebay tune");
+    page.gap();
+    page.row(
+        "",
+        "slots/layer: experts that every layer keeps; held: their share of all experts; hits: the share of",
+    );
+    page.row("", "those a token uses that is in memory; disk/token: what is read for the others");
+    if outlook.now.tokens_per_second.is_some() {
+        return;
     }
+    let step = match assumed {
+        true => "give them with --disk-rate and --memory-rate".to_owned(),
+        false => format!("run forebay tune --model {}", look.found.snapshot.dir.display()),
+    };
+    page.row("", format_args!("speeds of disk and memory are not measured: {step}"));
 }
 
 fn columns(cells: [String; 6]) -> String {

@@ -1,8 +1,8 @@
-//! `forebay bench kernels` and `forebay bench io`, with little to do.
+//! `forebay bench kernels`, `io` and `cache`, with little to do.
 
 use serde_json::{Value, json};
 
-use crate::support::forebay;
+use crate::support::{arg, forebay};
 
 const SMALL: [&str; 12] = [
     "bench",
@@ -189,4 +189,45 @@ fn reads_are_measured_in_every_way_that_the_system_has() {
     forebay(&["bench", "io", "--file", file, "--block", "1G"]).fails(2, &["--block", "268.44 MB"]);
     std::fs::write(file, []).unwrap();
     forebay(&["bench", "io", "--file", file]).fails(2, &["no bytes to read"]);
+}
+
+#[test]
+fn a_recording_is_replayed_and_exported() {
+    let dir = tempfile::tempdir().unwrap();
+    let (trace, text) = (dir.path().join("trace"), dir.path().join("text"));
+    let memory = crate::support::smallest_memory(&["--context", "64"]);
+    // A token a pass, so that what each chose is what was looked up.
+    let run = ["run", "--json", "--context", "64", "--chunk", "1", "--max-tokens", "6", "--memory"];
+    let run =
+        forebay(&[&run[..], &[&memory, "--route-trace", arg(&trace), "Tell me a story."]].concat()).ok();
+    let experts = &run.json()["experts"];
+    let recorded: Vec<Value> = std::fs::read_to_string(&trace)
+        .unwrap()
+        .lines()
+        .skip(1)
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let sum = |field: &str| recorded.iter().map(|r| r[field].as_array().unwrap().len() as u64).sum::<u64>();
+    assert_eq!(
+        (experts["hits"].as_u64(), experts["requests"].as_u64()),
+        (Some(sum("resident")), Some(sum("ids")))
+    );
+
+    let cache = ["bench", "cache", "--trace", arg(&trace)];
+    let share = forebay(&[&cache[..], &["--json"]].concat()).ok().json()["resident_when_recorded"].as_f64();
+    assert_eq!(share, Some(sum("resident") as f64 / sum("ids") as f64));
+    let shown = forebay(&cache).ok().stdout;
+    assert!(shown.contains("were in memory when this was recorded"), "{shown}");
+
+    let export = [&cache[..], &["--export-text", arg(&text)]].concat();
+    let said = forebay(&export).ok().stdout;
+    let lines: Vec<String> = std::fs::read_to_string(&text).unwrap().lines().map(str::to_owned).collect();
+    assert!(said.starts_with(&format!("{} lines", recorded.len())), "{said}");
+    assert_eq!(lines.len(), recorded.len());
+    let first = &recorded[0];
+    let pair = |i: usize| format!("{}:{:.4}", first["ids"][i], first["weights"][i].as_f64().unwrap());
+    let start = format!("0 0 {} {} {}", first["layer"], pair(0), pair(1));
+    assert!(lines[0].starts_with(&start), "{} is not {start}", lines[0]);
+    forebay(&export).fails(2, &["choose a name that is free"]);
+    forebay(&["bench", "cache", "--trace", arg(&text)]).fails(2, &["line 1", "record"]);
 }

@@ -190,3 +190,20 @@ fn a_first_run_without_a_home_folder() {
     assert!(done.stderr.contains("no home folder") && done.stderr.contains("FOREBAY_CACHE"), "{done:#?}");
     assert!(done.stderr.contains(arg(temporary.path())), "{done:#?}");
 }
+
+#[test]
+fn a_mirror_that_cannot_serve_is_a_wrong_option() {
+    let (empty, toy) = (tempfile::tempdir().unwrap(), toy());
+    let ids = empty.path().join("ids");
+    std::fs::write(&ids, "1 2 3").unwrap();
+    let score = ["score", "--ids", arg(&ids), "--model", arg(toy.path()), "--mirror"];
+    let with = |mirror: &std::path::Path| forebay(&[&score[..], &[arg(mirror)]].concat());
+    with(empty.path()).fails(2, &["has none of the model's files"]);
+    let name = "out-00000.safetensors";
+    let bytes = std::fs::read(toy.path().join(name)).unwrap();
+    std::fs::write(empty.path().join(name), &bytes[1..]).unwrap();
+    with(empty.path()).fails(2, &["its size differs"]);
+    std::fs::write(empty.path().join(name), &bytes).unwrap();
+    let found = forebay(&[&score[..], &[arg(empty.path()), "--json"]].concat()).ok().json();
+    assert_eq!(found["roots"].as_array().unwrap().len(), 2);
+}

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::{arg, forebay, toy};
+use crate::support::{arg, command, forebay, toy};
 
 /// GLM-5.2's headers, and nothing behind them.
 fn glm() -> TempDir {
@@ -59,7 +59,10 @@ fn what_is_not_measured_is_not_a_number() {
     assert_eq!(json["plan"]["outlook"]["this_budget"]["tokens_per_s"], Value::Null);
     assert_eq!(json["rates"], serde_json::json!({"disk": null, "memory": null}));
     let text = forebay(&args).ok().stdout;
-    assert!(text.contains("not measured") && text.contains("forebay tune"), "{text}");
+    assert!(text.contains("not measured") && text.contains("--disk-rate"), "{text}");
+    let here = forebay(&["plan", arg(dir.path()), "--context", "64"]).ok().stdout;
+    assert!(here.contains(&format!("forebay tune --model {}", dir.path().display())), "{here}");
+    assert!(here.contains("stay for everything else"), "{here}");
 }
 
 #[test]
@@ -75,6 +78,50 @@ fn a_machine_that_is_too_small_is_told_what_would_do() {
     assert!(text.code == 4 && text.stdout.contains("it does not run"), "{text:#?}");
     forebay(&["plan", arg(dir.path()), "--mtp"]).ok();
     forebay(&["plan", "/no/such/folder"]).fails(3, &["/no/such/folder"]);
+}
+
+#[test]
+fn an_assumed_machine_is_not_told_to_close_programs() {
+    let dir = toy();
+    let at = ["plan", arg(dir.path()), "--machine-memory", "20M", "--memory", "60M", "--context", "64"];
+    let refused = forebay(&at);
+    assert!(refused.code == 4 && refused.stdout.contains("larger --machine-memory"), "{refused:#?}");
+    assert!(!refused.stdout.contains("close"), "{refused:#?}");
+}
+
+#[test]
+fn the_way_to_read_is_shown() {
+    let dir = toy();
+    let plan = ["plan", arg(dir.path()), "--context", "64"];
+    let reading =
+        |more: &[&str]| forebay(&[&plan[..], &["--json"], more].concat()).ok().json()["reading"].take();
+    // Everything fits, so nothing is read twice and the page cache helps the next start.
+    let usual = reading(&["--memory", "200M"]);
+    assert_eq!(
+        (&usual["backend"], &usual["access"], &usual["depth"]),
+        (&json!("pool"), &json!("buffered"), &json!(8))
+    );
+    assert_eq!(usual["tuned"], false);
+    let asked = ["--io-backend", "uring", "--io-access", "uncached", "--io-depth", "3"];
+    let asked_json = reading(&asked);
+    assert_eq!((&asked_json["backend"], &asked_json["access"]), (&json!("uring"), &json!("uncached")));
+    assert_eq!(asked_json["depth"], 3);
+    assert!(asked_json["block_bytes"].as_u64() > Some(0));
+    let text = forebay(&[&plan[..], &asked].concat()).ok().stdout;
+    assert!(text.contains("uncached, 3 reads at a time, by io_uring"), "{text}");
+
+    // What tune keeps is used and shown, in its own folder of results.
+    let cache = tempfile::tempdir().unwrap();
+    let run = |args: &[&str]| {
+        let output = command(args).env("FOREBAY_CACHE", cache.path()).output().unwrap();
+        crate::support::Done::of(output).ok()
+    };
+    let tuned = run(&["tune", "--json", "--model", arg(dir.path())]).json();
+    let shown = run(&[&plan[..], &["--json"]].concat()).json();
+    assert_eq!((&shown["reading"]["tuned"], &shown["reading"]["depth"]), (&json!(true), &tuned["depth"]));
+    assert_eq!(shown["rates"]["disk"], tuned["disk_bytes_per_second"]);
+    let text = run(&plan).stdout;
+    assert!(text.contains("as forebay tune found best"), "{text}");
 }
 
 #[test]

@@ -29,6 +29,73 @@ fn what_changes_the_function_is_named() {
     assert!(other.trim_end().ends_with("; computed with --arith exact --kv-dtype f32"), "{other}");
 }
 
+/// The record's lines.
+fn lines(path: &std::path::Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Bytes and time of a run that streams, as JSON has them.
+fn check_cost(run: &Value) {
+    let experts = &run["experts"];
+    let bytes = |value: &Value| value.as_u64().unwrap();
+    let ahead = &experts["ahead"];
+    let causes =
+        [&experts["demand_bytes"], &ahead["useful_bytes"], &ahead["late_bytes"], &ahead["wasted_bytes"]];
+    assert_eq!(causes.map(bytes).iter().sum::<u64>(), bytes(&experts["bytes_read"]), "{experts}");
+    assert_eq!(run["bytes_by_class"]["experts"], experts["bytes_read"]);
+    assert!(bytes(&run["bytes_by_class"]["resident"]) > 0);
+    let shares = run["time"]["shares"].as_object().unwrap();
+    let all: f64 = shares.values().map(|share| share.as_f64().unwrap()).sum();
+    assert!((all - 1.0).abs() < 1e-9, "{shares:?}");
+    assert!(shares["waiting for experts"].as_f64().unwrap() > 0.0 && shares["head"].as_f64().unwrap() > 0.0);
+    assert_eq!(run["roots"][0]["errors"], 0);
+    // What was being read ahead when the run ended is counted by the folder only.
+    assert!(bytes(&run["roots"][0]["bytes_read"]) >= bytes(&experts["bytes_read"]), "{run}");
+}
+
+#[test]
+fn every_verb_that_runs_a_model_records_it_and_ends_with_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let memory = smallest_memory(&["--context", "128"]);
+    let demo = demo();
+    let model = ["--model", arg(&demo), "--memory", &memory, "--context", "128"];
+    let row = {
+        // One row of the embeddings, which this budget leaves on disk: bf16 or float, never the whole matrix.
+        let plan = forebay(&[&["plan", "--json"], &model[..]].concat()).ok().json();
+        assert_eq!(plan["plan"]["embedding_place"], "disk");
+        plan["plan"]["embedding_bytes"].as_u64().unwrap() / 8192
+    };
+    for verb in [&["run", "What is 2+2?"][..], &["score", "one two three four"], &["chat"]] {
+        let (record, routes) = (dir.path().join("record"), dir.path().join("routes"));
+        let files = ["--record", arg(&record), "--route-trace", arg(&routes)];
+        let done = forebay_reading(&[verb, &model, &files].concat(), b"What is 2+2?\n").ok();
+        let last = done.stderr.lines().last().unwrap();
+        assert!(last.contains("tok/s") && last.contains("of experts read"), "{done:#?}");
+        assert_eq!(done.stderr.matches("tok/s").count(), 1, "{done:#?}");
+        let lines = lines(&record);
+        let (run, passes) = lines.split_last().unwrap();
+        assert_eq!((&run["kind"], &run["schema"]), (&"run".into(), &1.into()));
+        let run = &run["run"];
+        check_cost(run);
+        let rows: u64 = passes.iter().map(|pass| pass["rows"].as_u64().unwrap()).sum();
+        let read: u64 = passes.iter().map(|pass| pass["experts"]["bytes_read"].as_u64().unwrap()).sum();
+        for pass in passes {
+            let shares = pass["time"]["shares"].as_object().unwrap().values();
+            let all: f64 = shares.map(|share| share.as_f64().unwrap()).sum();
+            assert!((all - 1.0).abs() < 1e-9, "{pass}");
+        }
+        assert!(rows > 0 && read > 0 && read <= run["experts"]["bytes_read"].as_u64().unwrap());
+        assert_eq!(run["bytes_by_class"]["embeddings"], rows * row, "{verb:?}");
+        let trace = std::fs::read_to_string(&routes).unwrap();
+        // Five sparse layers (models/demo/config.json), a line for each token in each.
+        assert_eq!(trace.lines().count() as u64, 1 + 5 * rows, "{verb:?}");
+        assert_eq!(trace.contains("decode"), verb[0] != "score", "{verb:?}");
+    }
+    let same = arg(dir.path()).to_owned() + "/same";
+    forebay(&["score", "x", "--record", &same, "--route-trace", &same]).fails(2, &["share a file"]);
+}
+
 #[test]
 fn quantize_says_whether_it_changes_anything() {
     let toy = crate::support::toy();
@@ -87,8 +154,22 @@ fn json_holds_answer_cost_and_settings_and_nothing_else_is_printed() {
     assert_eq!(result["seed"], 7);
     assert_eq!(result["settings"]["temperature"], 0.0);
     assert_eq!(result["settings"]["arith"], "int8");
+    let settings = &result["settings"];
+    assert_eq!((&settings["look_ahead"], &settings["reading"]["backend"]), (&"auto".into(), &"pool".into()));
+    assert_eq!(
+        (&settings["reading"]["access"], &settings["reading"]["depth"]),
+        (&"buffered".into(), &8.into())
+    );
+    assert!(settings["reading"]["block_bytes"].as_u64().unwrap() > 0);
     assert!(result["experts"]["bytes_read"].as_u64().unwrap() > 0);
     assert!(result["timings"]["first_token_s"].as_f64().unwrap() > 0.0);
+    let time = &result["time"];
+    let shares = time["shares"].as_object().unwrap().values();
+    assert!((shares.map(|share| share.as_f64().unwrap()).sum::<f64>() - 1.0).abs() < 1e-9, "{time}");
+    let timings = &result["timings"];
+    let wall: f64 =
+        ["load_s", "prefill_s", "decode_s"].iter().map(|name| timings[name].as_f64().unwrap()).sum();
+    assert!((time["wall_s"].as_f64().unwrap() - wall).abs() < 1e-6, "{time} {wall}");
 }
 
 #[test]

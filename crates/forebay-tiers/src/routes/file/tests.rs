@@ -9,7 +9,7 @@ fn header() -> Header {
 
 fn record(pass: u64, position: u64, layer: u32, ids: &[u32]) -> Record {
     let weights = ids.iter().map(|id| 0.1 + *id as f32).collect();
-    Record { pass, phase: Phase::Prefill, position, layer, ids: ids.to_vec(), weights }
+    Record { pass, phase: Phase::Prefill, position, layer, ids: ids.to_vec(), weights, resident: None }
 }
 
 fn written(records: &[Record]) -> Vec<u8> {
@@ -19,7 +19,7 @@ fn written(records: &[Record]) -> Vec<u8> {
 }
 
 const HEAD: &str =
-    r#"{"format":"forebay-routes","version":1,"model":"m","experts":8,"top_k":2,"settings":{}}"#;
+    r#"{"format":"forebay-routes","version":2,"model":"m","experts":8,"top_k":2,"settings":{}}"#;
 
 fn error_of(text: &str) -> String {
     read_routes(text.as_bytes()).unwrap_err().to_string()
@@ -31,11 +31,14 @@ fn a_file_by_hand() {
     let text = format!(
         "{HEAD}\n{}\n{}\n{}\n{}\n",
         r#"{"pass":0,"phase":"prefill","position":0,"layer":1,"ids":[7,3],"weights":[0.5,0.25]}"#,
-        r#"{"pass":0,"phase":"prefill","position":1,"layer":1,"ids":[3,2],"weights":[0.5,0.25]}"#,
-        r#"{"pass":0,"phase":"prefill","position":0,"layer":4,"ids":[0],"weights":[1]}"#,
+        r#"{"pass":0,"phase":"prefill","position":1,"layer":1,"ids":[3,2],"weights":[0.5,0.25],"resident":[2]}"#,
+        r#"{"pass":0,"phase":"prefill","position":0,"layer":4,"ids":[0],"weights":[1],"resident":[]}"#,
         r#"{"pass":1,"phase":"decode","position":2,"layer":1,"ids":[7,3],"weights":[0.5,0.25]}"#,
     );
-    let (header, routes) = read_routes(text.as_bytes()).unwrap();
+    let mut resident = Vec::new();
+    let (header, routes) =
+        read_routes_seen(text.as_bytes(), &mut |record| resident.push(record.resident.clone())).unwrap();
+    assert_eq!(resident, [None, Some(vec![2]), Some(vec![]), None]);
     assert_eq!((header.model.as_str(), routes.experts, routes.top_k), ("m", 8, 2));
     let union =
         |experts: &[u32], uses: &[u32], rows| Union { experts: experts.to_vec(), uses: uses.to_vec(), rows };
@@ -54,6 +57,8 @@ fn what_is_wrong_is_named() {
         (r#""pass":0,"layer":0,"ids":[1,2,3],"weights":[1,1,1]"#, "3 experts; 1 to 2"),
         (r#""pass":0,"layer":0,"ids":[1],"weights":[]"#, "1 experts and 0 weights"),
         (r#""pass":0,"layer":0,"ids":[1],"weights":[1e39]"#, "line 2"),
+        (r#""pass":0,"layer":0,"ids":[1],"weights":[1],"resident":[2]"#, "expert 2 in memory"),
+        (r#""pass":0,"layer":0,"ids":[1],"weights":[1],"resident":[1,1]"#, "expert 1 twice"),
         (r#""pass":0,"layer":4096,"ids":[1],"weights":[1]"#, "layer 4096"),
         (r#""pass":-1,"layer":0,"ids":[1],"weights":[1]"#, "line 2"),
         (r#""pass":0,"layer":0,"ids":[1],"weights":[1],"extra":0"#, "extra"),
@@ -67,7 +72,7 @@ fn what_is_wrong_is_named() {
     assert!(error_of(&format!("{HEAD}\n{}\n{}\n", place(1, 0), place(0, 0))).contains("pass 0 after pass 1"));
     assert!(error_of(&format!("{HEAD}\n{}\n{}\n", place(0, 2), place(0, 1))).contains("line 3"));
     assert!(error_of("").contains("empty"));
-    assert!(error_of(&HEAD.replace(":1,", ":2,")).contains("version 2"));
+    assert!(error_of(&HEAD.replace(":2,\"model", ":1,\"model")).contains("version 1"));
     assert!(error_of(&HEAD.replace("forebay-routes", "other")).contains("other"));
     assert!(error_of(&HEAD.replace("\"top_k\":2", "\"top_k\":9")).contains("9 of 8"));
     assert!(error_of(&HEAD.replace("\"experts\":8", "\"experts\":99999999999")).contains("experts"));
@@ -75,6 +80,23 @@ fn what_is_wrong_is_named() {
         read_routes(format!("{HEAD}\n{}", " ".repeat(MAX_LINE + 9)).as_bytes()),
         Err(RouteFileError::LongLine { line: 2 })
     ));
+}
+
+/// 400 kB of lines that ask for 2 GB of counters.
+#[test]
+fn a_small_file_is_not_counted_at_length() {
+    let head = HEAD.replace("\"experts\":8", "\"experts\":65536");
+    let line = |layer: u32| {
+        format!(r#"{{"pass":0,"phase":"decode","position":0,"layer":{layer},"ids":[65535],"weights":[1]}}"#)
+    };
+    let of = |layers: u32| {
+        let lines: Vec<String> = (0..layers).map(line).collect();
+        read_routes(format!("{head}\n{}\n", lines.join("\n")).as_bytes())
+    };
+    assert!(matches!(of(4096), Err(RouteFileError::TooWide { layers: 4096, selections: 4096, .. })));
+    let (_, routes) = of(16).unwrap();
+    assert_eq!(routes.counts().iter().map(Vec::len).sum::<usize>(), 16 * 65536);
+    assert_eq!(routes.distinct(1), Some(1.0));
 }
 
 #[test]
@@ -115,7 +137,8 @@ fn records() -> impl Strategy<Value = Vec<Record>> {
             |(step, position, layer, ids, mut weights, phase): (u64, u64, u32, Vec<u32>, Vec<f32>, usize)| {
                 pass += step;
                 weights.truncate(ids.len());
-                Record { pass, phase: phases[phase], position, layer, ids, weights }
+                let resident = (layer % 2 == 0).then(|| ids[..ids.len() / 2].to_vec());
+                Record { pass, phase: phases[phase], position, layer, ids, weights, resident }
             };
         parts.into_iter().map(record).collect()
     })
