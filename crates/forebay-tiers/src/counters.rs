@@ -15,6 +15,8 @@ pub struct Counters {
     /// Distinct experts of a step that were not. `hits + misses` is the number of
     /// distinct resolutions.
     pub misses: u64,
+    /// Residents that made room for misses. What the governor takes is not among them.
+    pub evictions: u64,
     /// Misses that had been read ahead when their step began.
     pub ahead_ready: u64,
     /// Misses that were being read ahead, or were to be, when their step began.
@@ -156,6 +158,7 @@ impl Counters {
             requests: self.requests.saturating_sub(earlier.requests),
             hits: self.hits.saturating_sub(earlier.hits),
             misses: self.misses.saturating_sub(earlier.misses),
+            evictions: self.evictions.saturating_sub(earlier.evictions),
             ahead_ready: self.ahead_ready.saturating_sub(earlier.ahead_ready),
             ahead_late: self.ahead_late.saturating_sub(earlier.ahead_late),
             ahead_asked: self.ahead_asked.saturating_sub(earlier.ahead_asked),

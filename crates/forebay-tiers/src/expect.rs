@@ -121,6 +121,6 @@ mod tests {
         let whole = replay(&routes, Contestant::Belady, slots, &[]);
         let start = replay(&routes.split(warm).0, Contestant::Belady, slots, &[]);
         let (hits, misses) = (whole.hits - start.hits, whole.misses - start.misses);
-        (ours.hit_rate(), Outcome { hits, misses }.hit_rate())
+        (ours.hit_rate(), Outcome { hits, misses, evictions: 0 }.hit_rate())
     }
 }

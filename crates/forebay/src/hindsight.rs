@@ -150,7 +150,7 @@ mod tests {
         let decode_experts = Counters { wait_ns: 8_000_000_000, ..Counters::default() };
         let decode = Duration::from_secs(10);
         let stats = Stats { decode_passes: 10, decode, decode_experts, ..Stats::default() };
-        let outcome = |misses| Outcome { hits: 0, misses };
+        let outcome = |misses| Outcome { misses, ..Outcome::default() };
         let (_, speed) = speed_with(&outcome(100), &outcome(50), &stats, 1).unwrap();
         assert!((speed - 10.0 / 6.0).abs() < 1e-9);
         assert_eq!(speed_with(&outcome(100), &outcome(100), &stats, 1), None);

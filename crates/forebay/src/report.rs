@@ -88,6 +88,7 @@ pub fn experts_json(experts: &Counters) -> Value {
         "requests": experts.requests,
         "hits": experts.hits,
         "misses": experts.misses,
+        "evictions": experts.evictions,
         "ahead": {
             "asked": experts.ahead_asked,
             "ready": experts.ahead_ready,

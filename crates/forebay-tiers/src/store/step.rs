@@ -75,6 +75,7 @@ impl ExpertStore {
         self.counters.requests += union.uses.iter().copied().map(u64::from).sum::<u64>();
         self.counters.hits += plan.hits.len() as u64;
         self.counters.misses += (plan.kept.len() + plan.transient.len()) as u64;
+        self.counters.evictions += plan.evicted.len() as u64;
 
         let kept = plan.kept.iter().map(|&(expert, slot)| (expert, Some(slot)));
         let transient = plan.transient.iter().map(|&expert| (expert, None));
