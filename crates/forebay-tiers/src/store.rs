@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_core::{CancelToken, ExpertKey, ReadSegment};
-use forebay_io::{Arena, Done, Job, MemoryInfo, Priority, Reader, Slab, Transform};
+use forebay_io::{Arena, Done, Job, Priority, Reader, Slab, Transform};
 
 pub use config::{ConfigError, LayerExperts, StoreConfig};
 pub use error::ExpertError;
@@ -27,7 +27,7 @@ pub use step::{Ready, Step};
 
 use crate::cache::LayerCache;
 use crate::counters::Counters;
-use crate::governor::{Governor, Target};
+use crate::governor::{Governor, Machine};
 use crate::look_ahead::{Controller, LookAhead};
 use crate::routes::Union;
 use ahead::Ahead;
@@ -67,8 +67,7 @@ pub struct ExpertStore {
 /// What keeps the number of slots in step with the machine.
 struct Governed {
     governor: Governor,
-    read: fn() -> MemoryInfo,
-    started: Instant,
+    machine: Box<dyn Machine>,
 }
 
 struct Layer {
@@ -125,11 +124,9 @@ impl ExpertStore {
             run: Run::default(),
             ahead: Ahead::default(),
             look_ahead: Controller::new(config.look_ahead),
-            governed: config.governed.map(|(plan, read)| Governed {
-                governor: Governor::new(plan),
-                read,
-                started: Instant::now(),
-            }),
+            governed: config
+                .governed
+                .map(|(plan, machine)| Governed { governor: Governor::new(plan), machine }),
             recording: None,
         })
     }
