@@ -11,6 +11,7 @@ use forebay_core::ReadSegment;
 use super::queue::{Kind, Pass, Side, Taken};
 use super::throttle::sleep_until;
 use super::{Done, Job, JobStats, Shared, Transform};
+use crate::open::Shard;
 use crate::read::{ReadError, step};
 use crate::roots::{End, Source, Tried};
 use crate::transfer::{Tally, Transfer};
@@ -108,7 +109,10 @@ impl Filling<'_> {
         while let Some(booking) = sources.book(segment.shard, segment.len, self.pauses, tried) {
             let root = booking.root;
             let source = sources.get(root, segment.shard).expect("only roots that have the shard are booked");
-            match self.read_from(source, segment, window, dst) {
+            // A file that panics fails like one that cannot be read: another root may do.
+            let read = catch_unwind(AssertUnwindSafe(|| self.read_from(source, segment, window, dst)));
+            let read = read.unwrap_or_else(|panic| Err(panicked(&source.shard, segment.offset, &*panic)));
+            match read {
                 Ok(()) => {
                     sources.settle(booking, End::Delivered, &mut tried);
                     self.root = root;
@@ -218,7 +222,11 @@ impl Shared {
     }
 }
 
-fn panic_message(panic: &(dyn Any + Send)) -> String {
+fn panicked(shard: &Shard, offset: u64, panic: &(dyn Any + Send)) -> ReadError {
+    ReadError::Panicked { path: shard.path.clone(), offset, message: panic_message(panic) }
+}
+
+pub(super) fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }
