@@ -98,6 +98,11 @@ pub fn experts_json(experts: &Counters) -> Value {
             "useful_bytes": experts.ahead_useful_bytes,
             "wasted_bytes": experts.ahead_wasted_bytes,
         },
+        "warm_up": {
+            "loads": experts.warm_up_loads,
+            "bytes": experts.warm_up_bytes,
+            "wasted_bytes": experts.warm_up_wasted_bytes,
+        },
         "loads": experts.loads,
         "reads": experts.reads,
         "direct_reads": experts.direct_reads,

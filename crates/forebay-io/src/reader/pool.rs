@@ -3,7 +3,6 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_core::ReadSegment;
@@ -43,7 +42,6 @@ pub(super) fn work(shared: &Shared, side: Side, kind: Kind) {
         });
         shared.queue.finish(serial, Done { tag, slab, result });
     }
-    shared.scratch_held.fetch_sub(scratch.len(), Ordering::Relaxed);
 }
 
 /// A job being read.
@@ -171,7 +169,6 @@ fn raw_buffer<'s>(shared: &Shared, scratch: &'s mut Vec<u8>, len: usize) -> Resu
     if grow > 0 {
         scratch.try_reserve_exact(grow).map_err(|_| ReadError::NoScratch { needed: len })?;
         scratch.resize(len, 0);
-        shared.scratch_held.fetch_add(grow, Ordering::Relaxed);
     }
     Ok(&mut scratch[..len])
 }

@@ -39,6 +39,7 @@ impl ExpertStore {
     /// Which experts are resident changes, and no result.
     pub fn set_slots(&mut self, slots: usize) {
         self.settle();
+        self.stop_warm_up();
         let limits: Vec<usize> = self.layers.iter().map(|layer| layer.slots.len()).collect();
         let mut left = slots;
         let quotas = deal(&limits, |_| match left.checked_sub(1) {

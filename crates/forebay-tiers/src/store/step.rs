@@ -38,13 +38,21 @@ struct Load {
     expert: u32,
     /// Cache slot of a miss that stays; `None` passes through.
     slot: Option<usize>,
-    /// It is read into a staging slab although it stays: it was asked for ahead.
+    /// It is read into a staging slab although it stays: it was asked for ahead, or its slot's slab was away.
     staged: bool,
+    /// It had been asked for ahead, and was there when the step began.
+    early: bool,
     /// Its job, while it is in the reader.
     tag: Option<u64>,
     /// The staging slab that it lies in.
     slab: Option<Slab>,
     shown: bool,
+}
+
+impl Load {
+    fn new(expert: u32, slot: Option<usize>) -> Self {
+        Self { expert, slot, staged: false, early: false, tag: None, slab: None, shown: false }
+    }
 }
 
 /// The experts of one layer for one step, one at a time.
@@ -71,6 +79,7 @@ impl ExpertStore {
     /// Looks the union up and starts reading what is missing.
     pub(super) fn begin_run(&mut self, at: usize, union: &Union, order: Order) {
         self.look_ahead.observe(&self.counters, Instant::now());
+        self.hurry_warm_up(at, &union.experts);
         let plan = self.layers[at].cache.plan_rows(&union.experts, &union.uses, union.rows);
         self.counters.requests += union.uses.iter().copied().map(u64::from).sum::<u64>();
         self.counters.hits += plan.hits.len() as u64;
@@ -90,7 +99,7 @@ impl ExpertStore {
         }
         self.run = Run { at, order, hits: hits.into(), serial: self.run.serial + 1, ..Run::default() };
         for (i, (expert, slot)) in misses.into_iter().enumerate() {
-            self.run.loads.push(Load { expert, slot, staged: false, tag: None, slab: None, shown: false });
+            self.run.loads.push(Load::new(expert, slot));
             self.claim_guess(i);
         }
         // What is left of the guesses was wrong.
@@ -105,6 +114,7 @@ impl ExpertStore {
         self.run.loads[load].staged = true;
         match guess.arrived {
             Some((slab, bytes)) => {
+                self.run.loads[load].early = true;
                 self.counters.ahead_ready += 1;
                 self.counters.ahead_useful_bytes += bytes;
                 self.place(load, slab);
@@ -125,12 +135,12 @@ impl ExpertStore {
         while let Some(load) = self.run.loads.get(self.run.next) {
             if !load.staged {
                 let (expert, slot) = (load.expert, load.slot);
-                let layer = &mut self.layers[self.run.at];
-                let slab = match slot {
-                    Some(slot) => layer.slots[slot].take(),
-                    None => self.staging[layer.class].pop(),
+                let own = slot.and_then(|slot| self.slab_of_slot(slot));
+                let borrowed = own.is_none();
+                let Some(slab) = own.or_else(|| self.staging[self.layers[self.run.at].class].pop()) else {
+                    return;
                 };
-                let Some(slab) = slab else { return };
+                self.run.loads[self.run.next].staged = borrowed && slot.is_some();
                 let flight = Flight::Load(self.run.next);
                 let tag = self.submit(self.run.at, expert, slab, Priority::Demand, flight);
                 self.run.loads[self.run.next].tag = Some(tag);
@@ -138,6 +148,12 @@ impl ExpertStore {
             }
             self.run.next += 1;
         }
+    }
+
+    /// The slab of a slot of the layer, unless something that nobody waits for is being read into it.
+    fn slab_of_slot(&mut self, slot: usize) -> Option<Slab> {
+        let at = self.run.at;
+        self.layers[at].slots[slot].take().or_else(|| self.take_back(at, slot))
     }
 
     /// Whether every load of the step has its slab.
@@ -188,7 +204,7 @@ impl ExpertStore {
         self.run.loads[load].staged = false;
         if let Some(slab) = self.run.loads[load].slab.take() {
             let bytes = self.layers[self.run.at].read_bytes(self.run.loads[load].expert);
-            self.counters.wasted(bytes);
+            self.counters.given_up(bytes, self.run.loads[load].early);
             self.give_back(slab);
         }
         true
