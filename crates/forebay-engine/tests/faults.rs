@@ -123,7 +123,7 @@ fn check_slabs(engine: &mut Engine, slabs: usize) {
 }
 /// What happens in one run, from some read on.
 fn faults(seed: u64) -> Faults {
-    let after = if seed % 3 == 0 { 0 } else { seed.wrapping_mul(6_364_136_223) % 120 };
+    let after = if seed.is_multiple_of(3) { 0 } else { seed.wrapping_mul(6_364_136_223) % 120 };
     let usual = Faults { seed, after, ..Faults::default() };
     match seed % 11 {
         0 => Faults { errors: 60, ..usual },
@@ -151,7 +151,7 @@ fn runs(world: &mut World, seeds: std::ops::Range<u64>) -> (usize, usize) {
     for seed in seeds {
         world.engine.drop_experts();
         world.set(&faults(seed));
-        if seed % 3 != 0 {
+        if !seed.is_multiple_of(3) {
             // On the failing disk as well.
             warm_up(&mut world.engine);
         }
@@ -168,7 +168,7 @@ fn runs(world: &mut World, seeds: std::ops::Range<u64>) -> (usize, usize) {
             Err(other) => panic!("seed {seed}: {other}"),
         }
         world.check_slabs();
-        if seed % 10 == 0 {
+        if seed.is_multiple_of(10) {
             world.set(&Faults::default());
             assert_eq!(world.answer().unwrap(), right, "after seed {seed}, with the disk mended");
         }

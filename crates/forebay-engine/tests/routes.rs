@@ -16,7 +16,7 @@ const POLICIES: [Policy; 4] =
 
 /// An engine with room for `slots` experts in each layer, and passes of at most `chunk` rows.
 fn open(slots: u64, chunk: usize, policy: Policy) -> Engine {
-    let look_ahead = if chunk % 2 == 0 { LookAhead::On } else { LookAhead::Off };
+    let look_ahead = if chunk.is_multiple_of(2) { LookAhead::On } else { LookAhead::Off };
     let mut options =
         EngineOptions { context: Some(240), chunk: Some(chunk), policy, look_ahead, ..Default::default() };
     let plan = inspect(&demo(), &options).unwrap().plan.unwrap();
@@ -53,7 +53,7 @@ fn the_simulator_agrees_with_the_engine() {
             for policy in POLICIES {
                 let mut engine = open(slots, chunk, policy);
                 // A history, so that seeds are compared as well; only some policies listen.
-                let moe = engine.spec().moe.clone();
+                let moe = engine.spec().moe;
                 let counts = |layer: u32| {
                     (0..moe.experts as u64).map(|expert| (expert * 7 + u64::from(layer)) % 13).collect()
                 };
