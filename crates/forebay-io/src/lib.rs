@@ -22,6 +22,8 @@ pub mod window;
 pub use memory::{MemoryInfo, Pressure, is_wsl};
 pub use open::{Access, OpenError, Opened, Shard, open_files};
 pub use probe::Rates;
+#[cfg(target_os = "linux")]
+pub use read::Descriptors;
 pub use read::{ReadAt, ReadError, read_exact_at};
 pub use reader::{
     Backend, Done, Gauge, Job, JobStats, Priority, Reader, ReaderConfig, StartError, Transform,

@@ -250,3 +250,79 @@ fn whatever_goes_wrong_it_is_the_right_bytes_or_an_error() {
     }
     assert!(right > 300 && wrong > 100, "{right} right, {wrong} wrong");
 }
+
+/// A file of the system whose descriptors cannot be had without a panic, now and then.
+#[cfg(target_os = "linux")]
+struct Panicking {
+    file: Arc<dyn forebay_io::ReadAt>,
+    asked: std::sync::atomic::AtomicU64,
+    every: std::sync::atomic::AtomicU64,
+}
+
+#[cfg(target_os = "linux")]
+impl forebay_io::ReadAt for Panicking {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> std::io::Result<usize> {
+        self.file.read_at(buf, offset)
+    }
+    fn size(&self) -> std::io::Result<u64> {
+        self.file.size()
+    }
+    fn descriptors(&self) -> Option<forebay_io::Descriptors> {
+        let every = self.every.load(Ordering::Relaxed);
+        let asked = self.asked.fetch_add(1, Ordering::Relaxed);
+        assert!(every == 0 || asked % every != every - 1, "as the test wants it");
+        self.file.descriptors()
+    }
+}
+
+/// A panic of the ring's thread fails what it was reading, and nothing waits for ever.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_panic_of_the_ring_fails_its_reads_and_no_later_ones() {
+    let bytes = pattern(300_000);
+    let (_dir, path) = file(&bytes);
+    let shard = open_files(&[&path], Access::Buffered).unwrap().shards.remove(0);
+    let file = Arc::new(Panicking { file: shard.file, asked: Default::default(), every: Default::default() });
+    let shards = vec![Shard { path: path.clone(), file: Arc::clone(&file) as _ }];
+    let config = ReaderConfig { workers: 4, piece: 4096, backend: Backend::Uring, ..ReaderConfig::default() };
+    let reader = Reader::new(shards, config).unwrap();
+    say(reader.notes());
+    if reader.backend() != Backend::Uring {
+        return;
+    }
+    let arena = Arena::new(&[SlabClass { bytes: 65536, count: 12 }]).unwrap();
+    let (mut right, mut panicked) = (0, 0);
+    for (round, every) in [(0u64, 7), (1, 1), (2, 3), (3, 0)] {
+        file.every.store(every, Ordering::Relaxed);
+        let offset = |tag: u64| tag * 20_000 + round;
+        for tag in 0..12 {
+            let segments = [0, 1].map(|half: u64| ReadSegment {
+                shard: 0,
+                offset: offset(tag) + half * 9_000,
+                len: 9_000,
+                dst: half as usize * 16_384 + 5,
+            });
+            let (slab, segments) = (arena.take(0).unwrap(), segments.into());
+            let job = Job { tag, segments, slab, len: 65536, transform: None };
+            reader.submit(Priority::ALL[tag as usize % 3], job);
+        }
+        for _ in 0..12 {
+            let done = reader.recv().expect("twelve were submitted");
+            match done.result {
+                Ok(_) => {
+                    let at = offset(done.tag) as usize;
+                    assert!(done.slab[5..9_005] == bytes[at..at + 9_000]);
+                    assert!(done.slab[16_389..25_389] == bytes[at + 9_000..at + 18_000]);
+                    right += 1;
+                }
+                Err(ReadError::Panicked { path: found, message, .. }) => {
+                    assert_eq!((found, message.as_str()), (path.clone(), "as the test wants it"));
+                    panicked += 1;
+                }
+                Err(other) => panic!("{other}"),
+            }
+        }
+        assert_eq!((reader.in_flight(), arena.available(0)), (0, 12), "no slab is lost");
+    }
+    assert!(right >= 12 && panicked >= 12, "{right} right, {panicked} panicked");
+}

@@ -27,6 +27,10 @@ pub struct Faults {
     pub again: u8,
     /// Of 1000 reads, how many fail with [`EIO`], at random places and tries: the next try may work.
     pub errors: u16,
+    /// Of 1000 reads, how many panic.
+    pub panics: u16,
+    /// Reads that go well first.
+    pub after: u64,
     /// The disk can be read past the page cache: in whole pages only, into memory that starts at one; what is not
     /// aligned is refused, as Linux does.
     pub direct: bool,
@@ -49,6 +53,8 @@ pub struct FaultyDisk {
 struct State {
     faults: Faults,
     tries: HashMap<u64, u64>,
+    /// Reads since the faults were set.
+    since: u64,
     reads: u64,
     direct_reads: u64,
 }
@@ -85,6 +91,7 @@ impl FaultyDisk {
         let mut state = self.state();
         state.faults = faults;
         state.tries.clear();
+        state.since = 0;
     }
 
     /// Reads asked of this disk so far, failed ones included.
@@ -111,7 +118,10 @@ impl FaultyDisk {
             let tries = state.tries.entry(offset).or_insert(0);
             *tries += 1;
             let attempt = *tries;
-            (state.faults.clone(), attempt)
+            state.since += 1;
+            let due = state.since > state.faults.after;
+            let faults = if due { state.faults.clone() } else { Faults::default() };
+            (faults, attempt)
         };
         // Independent draws for one read: which faults it meets and how strongly.
         let draw = |what: u64| mix(mix(mix(faults.seed ^ what) ^ offset) ^ attempt);
@@ -125,6 +135,7 @@ impl FaultyDisk {
         if !attempt.is_multiple_of(4) && draw(5) % 100 < u64::from(faults.again) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
+        assert!(draw(7) % 1000 >= u64::from(faults.panics), "a panic at offset {offset}, as was asked for");
         if draw(6) % 1000 < u64::from(faults.errors) {
             return Err(io::Error::from_raw_os_error(EIO));
         }
@@ -181,6 +192,7 @@ fn mix(x: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
 
     fn disk(faults: Faults) -> FaultyDisk {
         FaultyDisk::of_bytes((0..=255).collect(), faults)
@@ -237,6 +249,15 @@ mod tests {
         // 10% of what is not told to try again; 20% of three tries in four.
         assert!((100..300).contains(&count(&|e| e.raw_os_error() == Some(EIO))));
         assert!((200..400).contains(&count(&|e| e.kind() == io::ErrorKind::WouldBlock)));
+    }
+
+    #[test]
+    fn panics_come_when_they_were_asked_for() {
+        let disk = disk(Faults { panics: 1000, after: 2, ..Faults::default() });
+        let read = || catch_unwind(AssertUnwindSafe(|| disk.read_at(&mut [0; 1], 3).unwrap()));
+        assert_eq!((read().ok(), read().ok(), read().ok()), (Some(1), Some(1), None));
+        disk.set(Faults { panics: 1000, after: 1, ..Faults::default() });
+        assert_eq!((read().ok(), read().ok()), (Some(1), None));
     }
 
     #[test]

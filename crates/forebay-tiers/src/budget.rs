@@ -92,25 +92,14 @@ impl SlotDemand {
         self.check()?;
         let needed = self.min_bytes();
         let mut left = budget.checked_sub(needed).ok_or(BudgetError::TooSmall { needed, budget })?;
-        let mut quotas = vec![0; self.layers.len()];
-        'dealing: loop {
-            let mut dealt = false;
-            for (quota, layer) in quotas.iter_mut().zip(&self.layers) {
-                if *quota == layer.experts {
-                    continue;
-                }
-                let slot = self.classes[layer.class].slot();
-                // A smaller slot of a later layer might still fit, but handing it out
-                // would let a larger budget take it away again.
-                let Some(rest) = left.checked_sub(slot) else { break 'dealing };
-                left = rest;
-                *quota += 1;
-                dealt = true;
-            }
-            if !dealt {
-                break;
-            }
-        }
+        let limits: Vec<usize> = self.layers.iter().map(|layer| layer.experts).collect();
+        let quotas = deal(&limits, |layer| {
+            // A smaller slot of a later layer might still fit where this one does not, but handing
+            // it out would let a larger budget take it away again.
+            let rest = left.checked_sub(self.classes[self.layers[layer].class].slot());
+            left = rest.unwrap_or(left);
+            rest.is_some()
+        });
 
         let mut slabs: Vec<SlabClass> =
             self.classes.iter().map(|c| SlabClass { bytes: c.slab_bytes, count: c.staging }).collect();
@@ -134,6 +123,23 @@ impl ClassDemand {
     fn slot(&self) -> u64 {
         slot_bytes(self.slab_bytes) as u64
     }
+}
+
+/// Deals slots one at a time, round after round over the layers, to those that have fewer than
+/// their limit, until `pay`, which is told the layer, has nothing left for the next one.
+pub(crate) fn deal(limits: &[usize], mut pay: impl FnMut(usize) -> bool) -> Vec<usize> {
+    let mut dealt = vec![0; limits.len()];
+    for round in 0..limits.iter().copied().max().unwrap_or(0) {
+        for (layer, limit) in limits.iter().enumerate() {
+            if round < *limit {
+                if !pay(layer) {
+                    return dealt;
+                }
+                dealt[layer] += 1;
+            }
+        }
+    }
+    dealt
 }
 
 /// Sizes come from files; a product that does not fit is as good as infinite.

@@ -170,20 +170,29 @@ impl LayerCache {
         places
     }
 
-    /// Gives free slots to the experts worth most by what is known, a seed above all: at most
-    /// `most` pairs of (expert, slot), best first. They count as resident at once, as if kept.
-    pub fn fill(&mut self, most: usize) -> Vec<(u32, usize)> {
-        let free: Vec<usize> = (0..self.slots.len()).filter(|&slot| self.slots[slot] == Slot::Free).collect();
+    /// Experts that are not resident and worth something by what is known, a seed above all, with
+    /// their worth: best first, ties to the lower id.
+    pub fn wanted(&self) -> Vec<(u32, f64)> {
         let mut known = self.worth.known();
-        known.retain(|(expert, _)| !self.slot_of.contains_key(expert));
+        known.retain(|&(expert, worth)| worth > 0.0 && !self.is_resident(expert));
         known.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        let filled: Vec<(u32, usize)> =
-            known.into_iter().map(|(expert, _)| expert).zip(free).take(most).collect();
-        for &(expert, slot) in &filled {
+        known
+    }
+
+    /// Slots that hold nothing, ascending.
+    pub fn free_slots(&self) -> Vec<usize> {
+        (0..self.slots.len()).filter(|&slot| self.slots[slot] == Slot::Free).collect()
+    }
+
+    /// Makes an expert that was read beforehand resident in `slot`, if nobody is there and it is
+    /// resident nowhere else. Nobody leaves for it.
+    pub fn move_in(&mut self, expert: u32, slot: usize) -> bool {
+        let free = self.slots.get(slot) == Some(&Slot::Free) && !self.is_resident(expert);
+        if free {
             self.slots[slot] = Slot::Holds(expert);
             self.slot_of.insert(expert, slot);
         }
-        filled
+        free
     }
 
     /// Changes the number of slots. Shrinking closes free slots first (the last ones), then

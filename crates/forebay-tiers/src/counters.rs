@@ -15,6 +15,8 @@ pub struct Counters {
     /// Distinct experts of a step that were not. `hits + misses` is the number of
     /// distinct resolutions.
     pub misses: u64,
+    /// Residents that made room for misses. What the governor takes is not among them.
+    pub evictions: u64,
     /// Misses that had been read ahead when their step began.
     pub ahead_ready: u64,
     /// Misses that were being read ahead, or were to be, when their step began.
@@ -25,11 +27,17 @@ pub struct Counters {
     pub ahead_dropped: u64,
     /// Of these, wrong ones that were read.
     pub ahead_wasted: u64,
-    /// Experts read completely. Equal to `misses` and `ahead_wasted` together, unless reads
-    /// failed or steps were abandoned.
+    /// Experts read into free slots because earlier runs used them most.
+    pub warm_up_loads: u64,
+    /// Experts read completely. Equal to `misses`, `ahead_wasted` and `warm_up_loads` together,
+    /// unless reads failed or steps were abandoned.
     pub loads: u64,
-    /// Bytes read by `loads`, and by reads ahead that were given up.
+    /// Bytes read by `loads`, and by reads ahead or to warm up that were given up.
     pub bytes: u64,
+    /// Of these, bytes read to warm up, whatever came of it.
+    pub warm_up_bytes: u64,
+    /// Of these, bytes that found their slot taken, or were given up.
+    pub warm_up_wasted_bytes: u64,
     /// Of these, bytes of experts that were there when their step began.
     pub ahead_useful_bytes: u64,
     /// Of these, bytes of experts that were asked for ahead and still being read when their step began.
@@ -123,18 +131,35 @@ impl Counters {
         self.ahead_wasted_bytes += bytes;
     }
 
+    /// An expert that was read ahead and claimed by the step in progress is to be read again: it was
+    /// of no use after all. `early` says what it was counted as.
+    pub(crate) fn given_up(&mut self, bytes: u64, early: bool) {
+        if early {
+            self.ahead_ready -= 1;
+            self.ahead_useful_bytes -= bytes;
+        } else {
+            self.ahead_late -= 1;
+            self.ahead_late_bytes -= bytes;
+        }
+        self.wasted(bytes);
+    }
+
     /// A wait of the compute thread.
     pub(crate) fn waited(&mut self, time: Duration) {
         self.wait_ns += time.as_nanos() as u64;
         self.wait.add(time);
     }
 
-    /// The end of a read.
-    pub(crate) fn finished(&mut self, result: &Result<JobStats, ReadError>) {
+    /// The end of a read; `warm_up` says that it was one to warm up.
+    pub(crate) fn finished(&mut self, result: &Result<JobStats, ReadError>, warm_up: bool) {
         match result {
             Ok(stats) => {
                 self.loads += 1;
                 self.bytes += stats.bytes;
+                if warm_up {
+                    self.warm_up_loads += 1;
+                    self.warm_up_bytes += stats.bytes;
+                }
                 self.reads += stats.reads;
                 self.direct_reads += stats.direct_reads;
                 self.fallbacks += stats.fallbacks;
@@ -143,18 +168,24 @@ impl Counters {
                 self.service.add(stats.service);
             }
             Err(ReadError::Aborted { bytes, reads, .. }) => {
-                self.ahead_dropped += 1;
                 self.bytes += bytes;
-                self.ahead_wasted_bytes += bytes;
                 self.reads += reads;
+                if warm_up {
+                    self.warm_up_bytes += bytes;
+                    self.warm_up_wasted_bytes += bytes;
+                } else {
+                    self.ahead_dropped += 1;
+                    self.ahead_wasted_bytes += bytes;
+                }
             }
             Err(_) => self.failures += 1,
         }
     }
 
-    /// Bytes that nobody asked for before their step began: `bytes` less what was read ahead.
+    /// Bytes that nobody asked for before their step began: `bytes` less what was read ahead or to warm up.
     pub fn demand_bytes(&self) -> u64 {
-        let ahead = [self.ahead_useful_bytes, self.ahead_late_bytes, self.ahead_wasted_bytes];
+        let ahead =
+            [self.ahead_useful_bytes, self.ahead_late_bytes, self.ahead_wasted_bytes, self.warm_up_bytes];
         ahead.into_iter().fold(self.bytes, u64::saturating_sub)
     }
 
@@ -164,13 +195,17 @@ impl Counters {
             requests: self.requests.saturating_sub(earlier.requests),
             hits: self.hits.saturating_sub(earlier.hits),
             misses: self.misses.saturating_sub(earlier.misses),
+            evictions: self.evictions.saturating_sub(earlier.evictions),
             ahead_ready: self.ahead_ready.saturating_sub(earlier.ahead_ready),
             ahead_late: self.ahead_late.saturating_sub(earlier.ahead_late),
             ahead_asked: self.ahead_asked.saturating_sub(earlier.ahead_asked),
             ahead_dropped: self.ahead_dropped.saturating_sub(earlier.ahead_dropped),
             ahead_wasted: self.ahead_wasted.saturating_sub(earlier.ahead_wasted),
+            warm_up_loads: self.warm_up_loads.saturating_sub(earlier.warm_up_loads),
             loads: self.loads.saturating_sub(earlier.loads),
             bytes: self.bytes.saturating_sub(earlier.bytes),
+            warm_up_bytes: self.warm_up_bytes.saturating_sub(earlier.warm_up_bytes),
+            warm_up_wasted_bytes: self.warm_up_wasted_bytes.saturating_sub(earlier.warm_up_wasted_bytes),
             ahead_useful_bytes: self.ahead_useful_bytes.saturating_sub(earlier.ahead_useful_bytes),
             ahead_late_bytes: self.ahead_late_bytes.saturating_sub(earlier.ahead_late_bytes),
             ahead_wasted_bytes: self.ahead_wasted_bytes.saturating_sub(earlier.ahead_wasted_bytes),

@@ -10,6 +10,8 @@
 //! be left over if every slot in hand were filled. Together with a gap between the two
 //! thresholds that rules out going back and forth while nothing else changes.
 
+use std::time::Instant;
+
 use forebay_io::{MemoryInfo, Pressure};
 
 /// Milliseconds between two looks at the machine.
@@ -18,6 +20,37 @@ pub const INTERVAL_MS: u64 = 100;
 pub const CALM_MS: u64 = 2_000;
 /// Bytes beside a 32nd of the plan by which a process may exceed it: what the system adds.
 const SLACK: u64 = 64 << 20;
+
+/// Where time and the machine's figures come from: [`ThisMachine`], or one that a test makes up.
+pub trait Machine: Send {
+    /// Milliseconds since a moment that never changes.
+    fn now_ms(&mut self) -> u64;
+
+    /// What memory there is now.
+    fn memory(&mut self) -> MemoryInfo;
+}
+
+/// The machine that this process runs on.
+#[derive(Clone, Copy, Debug)]
+pub struct ThisMachine {
+    started: Instant,
+}
+
+impl Default for ThisMachine {
+    fn default() -> Self {
+        Self { started: Instant::now() }
+    }
+}
+
+impl Machine for ThisMachine {
+    fn now_ms(&mut self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
+    fn memory(&mut self) -> MemoryInfo {
+        MemoryInfo::read()
+    }
+}
 
 /// What the governor keeps to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

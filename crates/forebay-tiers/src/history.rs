@@ -17,7 +17,7 @@ use crate::routes::Union;
 pub const MAX_LAYERS: usize = 4096;
 /// Experts that a layer of a history may have.
 pub const MAX_EXPERTS: usize = 65_536;
-/// Tokens after which a use counts half, unless the caller says otherwise: a few long
+/// Tokens after which a use counts half: a few long
 /// texts, so that yesterday's topic fades and what the model always likes stays.
 pub const DEFAULT_HALF_LIFE: u64 = 50_000;
 
@@ -135,18 +135,8 @@ impl History {
         Ok(history)
     }
 
-    /// Sets the tokens after which a use counts half; 0 never forgets.
-    pub fn set_half_life(&mut self, tokens: u64) {
-        self.half_life = tokens;
-    }
-
-    /// Counts the experts of one accepted token. Numbers beyond [`MAX_EXPERTS`] and
+    /// Counts a step: every row is an accepted token. Numbers beyond [`MAX_EXPERTS`] and
     /// [`MAX_LAYERS`] are no model's and not counted.
-    pub fn observe(&mut self, layer: u32, experts: &[u32]) {
-        self.observe_step(layer, &Union::of([experts]));
-    }
-
-    /// Counts a step: every row is an accepted token.
     pub fn observe_step(&mut self, layer: u32, step: &Union) {
         if layer as usize >= MAX_LAYERS {
             return;
@@ -167,23 +157,6 @@ impl History {
             sum.merge(fresh);
         }
         sum.counts
-    }
-
-    /// The experts used most, at most `most` of them, as (layer, expert, uses); ties in the
-    /// order of layers, then experts.
-    pub fn top(&self, most: usize) -> Vec<(u32, u32, u64)> {
-        let mut layers: Vec<u32> = self.saved.keys().chain(self.fresh.keys()).copied().collect();
-        layers.sort_unstable();
-        layers.dedup();
-        let mut all = Vec::new();
-        for layer in layers {
-            let used = self.counts(layer).into_iter().enumerate().filter(|(_, count)| *count > 0);
-            all.extend(used.map(|(expert, count)| (layer, expert as u32, count)));
-        }
-        // Stable, and built in the order of ties.
-        all.sort_by_key(|&(_, _, count)| std::cmp::Reverse(count));
-        all.truncate(most);
-        all
     }
 
     /// Adds what is new to the file, whatever others have added to it, and replaces it in

@@ -26,7 +26,7 @@ pub mod store;
 pub use budget::{BudgetError, ClassDemand, LayerDemand, SlotDemand, SlotSplit};
 pub use cache::{LayerCache, Policy, Resize, StepPlan};
 pub use counters::{Counters, Histogram};
-pub use governor::{Governor, GovernorPlan, Target};
+pub use governor::{Governor, GovernorPlan, Machine, Target, ThisMachine};
 pub use look_ahead::LookAhead;
 pub use store::{
     ConfigError, ExpertError, ExpertStore, LayerExperts, Order, Ready, Step, StoreConfig, recording_bytes,

@@ -41,6 +41,8 @@ pub struct Outcome {
     pub hits: u64,
     /// Experts of unions that had to be read.
     pub misses: u64,
+    /// Residents that made room for others, where a [`LayerCache`] played.
+    pub evictions: u64,
 }
 
 impl Outcome {
@@ -110,6 +112,7 @@ pub fn play(cache: &mut LayerCache, steps: &[Union], outcome: &mut Outcome) {
     for union in steps {
         let plan = cache.plan_rows(&union.experts, &union.uses, union.rows);
         outcome.add(plan.hits.len(), plan.kept.len() + plan.transient.len());
+        outcome.evictions += plan.evicted.len() as u64;
     }
 }
 

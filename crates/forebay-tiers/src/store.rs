@@ -13,13 +13,14 @@ mod error;
 mod recording;
 mod slots;
 mod step;
+mod warm;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_core::{CancelToken, ExpertKey, ReadSegment};
-use forebay_io::{Arena, Done, Job, MemoryInfo, Priority, Reader, Slab, Transform};
+use forebay_io::{Arena, Done, Job, Priority, Reader, Slab, Transform};
 
 pub use config::{ConfigError, LayerExperts, StoreConfig};
 pub use error::ExpertError;
@@ -28,12 +29,13 @@ pub use step::{Ready, Step};
 
 use crate::cache::LayerCache;
 use crate::counters::Counters;
-use crate::governor::{Governor, Target};
+use crate::governor::{Governor, Machine};
 use crate::look_ahead::{Controller, LookAhead};
 use crate::routes::Union;
 use ahead::Ahead;
 use recording::Recording;
 use step::Run;
+use warm::Warming;
 
 /// The order in which a step hands its experts out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,6 +63,8 @@ pub struct ExpertStore {
     run: Run,
     ahead: Ahead,
     look_ahead: Controller,
+    /// Whether free slots are filled from history.
+    warms_up: bool,
     governed: Option<Governed>,
     recording: Option<Recording>,
 }
@@ -68,8 +72,7 @@ pub struct ExpertStore {
 /// What keeps the number of slots in step with the machine.
 struct Governed {
     governor: Governor,
-    read: fn() -> MemoryInfo,
-    started: Instant,
+    machine: Box<dyn Machine>,
 }
 
 struct Layer {
@@ -81,6 +84,8 @@ struct Layer {
     cache: LayerCache,
     /// The slab of each cache slot; away while it is being read into.
     slots: Vec<Option<Slab>>,
+    /// What is being read into free slots.
+    warming: Vec<Warming>,
 }
 
 /// Who waits for a job.
@@ -90,6 +95,8 @@ enum Flight {
     Load(usize),
     /// A later step, perhaps.
     Ahead,
+    /// A free slot of the layer with this index.
+    WarmUp(usize),
     /// Nobody any more.
     Nobody,
 }
@@ -113,6 +120,7 @@ impl ExpertStore {
                 transform,
                 cache: LayerCache::new(quota, config.policy),
                 slots: take(class, quota).into_iter().map(Some).collect(),
+                warming: Vec::new(),
             })
             .collect();
         Ok(Self {
@@ -126,11 +134,10 @@ impl ExpertStore {
             run: Run::default(),
             ahead: Ahead::default(),
             look_ahead: Controller::new(config.look_ahead),
-            governed: config.governed.map(|(plan, read)| Governed {
-                governor: Governor::new(plan),
-                read,
-                started: Instant::now(),
-            }),
+            warms_up: false,
+            governed: config
+                .governed
+                .map(|(plan, machine)| Governed { governor: Governor::new(plan), machine }),
             recording: None,
         })
     }
@@ -181,6 +188,7 @@ impl ExpertStore {
     pub fn reset_residency(&mut self) {
         self.settle();
         self.forget_guesses();
+        self.stop_warm_up();
         for layer in &mut self.layers {
             layer.cache.clear();
         }
@@ -199,7 +207,7 @@ impl ExpertStore {
     }
 
     /// Slabs that are in their places, neither being read into nor lost. After a step ended and
-    /// nothing is read ahead, that is all of them.
+    /// while nothing is read ahead or to warm up, that is all of them.
     pub fn slabs_at_home(&self) -> usize {
         let slots = self.layers.iter().flat_map(|layer| &layer.slots).flatten().count();
         slots + self.staging.iter().map(Vec::len).sum::<usize>()
@@ -229,8 +237,9 @@ impl ExpertStore {
         tag
     }
 
-    /// Deals with everything that has been read, without waiting.
-    fn collect(&mut self) {
+    /// Deals with everything that has been read, without waiting: what was read before then counts as
+    /// read now. Every step begins with it.
+    pub fn collect(&mut self) {
         while let Some(done) = self.reader.try_recv() {
             self.arrived(done);
         }
@@ -251,8 +260,10 @@ impl ExpertStore {
     /// Hands what a job brought to whoever waits for it.
     fn arrived(&mut self, done: Done) {
         let Done { tag, slab, result } = done;
-        self.counters.finished(&result);
-        match self.flights.remove(&tag) {
+        let flight = self.flights.remove(&tag);
+        self.counters.finished(&result, matches!(flight, Some(Flight::WarmUp(_))));
+        match flight {
+            Some(Flight::WarmUp(at)) => self.warm_up_arrived(at, tag, slab, result),
             Some(Flight::Load(load)) => {
                 if let Ok(stats) = &result
                     && self.run.asked_ahead(load)

@@ -203,7 +203,7 @@ mod tests {
         let mut twice = stretch;
         twice.add(&stretch);
         assert_eq!((twice.tokens, twice.time, twice.wait_ns), (20, 2 * decode, 16_000_000_000));
-        let outcome = |misses| Outcome { hits: 0, misses };
+        let outcome = |misses| Outcome { misses, ..Outcome::default() };
         let (_, speed) = speed_with(&outcome(100), &outcome(50), &stretch, 1).unwrap();
         assert!((speed - 10.0 / 6.0).abs() < 1e-9);
         assert_eq!(speed_with(&outcome(100), &outcome(100), &stretch, 1), None);

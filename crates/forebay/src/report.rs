@@ -81,6 +81,7 @@ pub fn experts_json(experts: &Counters) -> Value {
         "requests": experts.requests,
         "hits": experts.hits,
         "misses": experts.misses,
+        "evictions": experts.evictions,
         "ahead": {
             "asked": experts.ahead_asked,
             "ready": experts.ahead_ready,
@@ -92,6 +93,11 @@ pub fn experts_json(experts: &Counters) -> Value {
             "wasted_bytes": experts.ahead_wasted_bytes,
         },
         "demand_bytes": experts.demand_bytes(),
+        "warm_up": {
+            "loads": experts.warm_up_loads,
+            "bytes": experts.warm_up_bytes,
+            "wasted_bytes": experts.warm_up_wasted_bytes,
+        },
         "loads": experts.loads,
         "reads": experts.reads,
         "direct_reads": experts.direct_reads,

@@ -60,7 +60,7 @@ pub fn run(args: &ScoreArgs) -> Result<(), Failure> {
     let mut recordings = Recordings::create(&args.files, &dir)?;
     let opening = Instant::now();
     let mut engine = load::open_engine(&dir, args.engine.options(), &args.engine.disk.mirror)?;
-    let usage = Usage::begin(&dir, &mut engine);
+    let usage = Usage::begin(&dir, &mut engine, args.engine.disk.warms_up());
     let load_time = opening.elapsed();
     check_ids(&input, engine.spec().vocab)?;
     let windows = cut(&input, window_length(args, &engine)?, args.skip)?;

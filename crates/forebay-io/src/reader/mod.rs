@@ -15,7 +15,6 @@ mod throttle;
 mod uring;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -171,7 +170,6 @@ struct Shared {
     throttle: Option<Throttle>,
     piece: usize,
     scratch_limit: usize,
-    scratch_held: AtomicUsize,
 }
 
 impl Reader {
@@ -182,15 +180,14 @@ impl Reader {
 
     /// As [`new`](Self::new), with copies of the shards on further disks.
     pub fn with_roots(roots: Roots, config: ReaderConfig) -> Result<Self, StartError> {
+        let (workers, ahead) = (config.workers.max(1), config.ahead.max(1));
         let shared = Arc::new(Shared {
             sources: Sources::new(roots),
-            queue: Queue::default(),
+            queue: Queue::new(ahead),
             throttle: config.throttle.map(Throttle::new),
             piece: config.piece.max(1).checked_next_multiple_of(DIRECT_ALIGN).unwrap_or(usize::MAX),
             scratch_limit: config.scratch_per_worker,
-            scratch_held: AtomicUsize::new(0),
         });
-        let (workers, ahead) = (config.workers.max(1), config.ahead.max(1));
         let backend = Backend::Pool;
         // Built before the threads, so that a failed start joins those already running.
         let mut reader = Self { shared, threads: Vec::new(), workers, backend, notes: Vec::new() };
@@ -305,11 +302,6 @@ impl Reader {
     /// What is not as it was asked for, for the user.
     pub fn notes(&self) -> &[String] {
         &self.notes
-    }
-
-    /// Raw buffers held now, in bytes.
-    pub fn scratch_bytes(&self) -> usize {
-        self.shared.scratch_held.load(Ordering::Relaxed)
     }
 
     /// Bytes of raw buffer a worker may hold.

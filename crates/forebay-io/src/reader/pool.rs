@@ -3,7 +3,6 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_core::ReadSegment;
@@ -11,6 +10,7 @@ use forebay_core::ReadSegment;
 use super::queue::{Kind, Pass, Side, Taken};
 use super::throttle::sleep_until;
 use super::{Done, Job, JobStats, Shared, Transform};
+use crate::open::Shard;
 use crate::read::{ReadError, step};
 use crate::roots::{End, Source, Tried};
 use crate::transfer::{Tally, Transfer};
@@ -42,7 +42,6 @@ pub(super) fn work(shared: &Shared, side: Side, kind: Kind) {
         });
         shared.queue.finish(serial, Done { tag, slab, result });
     }
-    shared.scratch_held.fetch_sub(scratch.len(), Ordering::Relaxed);
 }
 
 /// A job being read.
@@ -108,7 +107,10 @@ impl Filling<'_> {
         while let Some(booking) = sources.book(segment.shard, segment.len, self.pauses, tried) {
             let root = booking.root;
             let source = sources.get(root, segment.shard).expect("only roots that have the shard are booked");
-            match self.read_from(source, segment, window, dst) {
+            // A file that panics fails like one that cannot be read: another root may do.
+            let read = catch_unwind(AssertUnwindSafe(|| self.read_from(source, segment, window, dst)));
+            let read = read.unwrap_or_else(|panic| Err(panicked(&source.shard, segment.offset, &*panic)));
+            match read {
                 Ok(()) => {
                     sources.settle(booking, End::Delivered, &mut tried);
                     self.root = root;
@@ -167,7 +169,6 @@ fn raw_buffer<'s>(shared: &Shared, scratch: &'s mut Vec<u8>, len: usize) -> Resu
     if grow > 0 {
         scratch.try_reserve_exact(grow).map_err(|_| ReadError::NoScratch { needed: len })?;
         scratch.resize(len, 0);
-        shared.scratch_held.fetch_add(grow, Ordering::Relaxed);
     }
     Ok(&mut scratch[..len])
 }
@@ -218,7 +219,11 @@ impl Shared {
     }
 }
 
-fn panic_message(panic: &(dyn Any + Send)) -> String {
+fn panicked(shard: &Shard, offset: u64, panic: &(dyn Any + Send)) -> ReadError {
+    ReadError::Panicked { path: shard.path.clone(), offset, message: panic_message(panic) }
+}
+
+pub(super) fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }

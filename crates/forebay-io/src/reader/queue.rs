@@ -1,7 +1,7 @@
 //! What is to be read, what is being read and what is done, in one place and under one lock.
 //!
 //! The rules of priority are here: nothing starts while something more urgent is queued, and what is not demanded
-//! neither starts nor goes on while a demand is outstanding.
+//! neither starts nor goes on while a demand is outstanding; what is to warm up, while anything else is read.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -106,6 +106,9 @@ pub(super) struct Queue {
 
 #[derive(Default)]
 struct State {
+    /// Jobs to warm up that may be read at a time: never all that may be read besides demands, or a
+    /// predicted one would wait for the end of one of them.
+    warm_ups: usize,
     queued: [VecDeque<Job>; 3],
     running: Vec<Running>,
     done: VecDeque<Done>,
@@ -129,7 +132,11 @@ impl State {
     }
 
     fn demands_running(&self) -> usize {
-        self.running.iter().filter(|running| running.priority == Priority::Demand).count()
+        self.reading(Priority::Demand)
+    }
+
+    fn reading(&self, priority: Priority) -> usize {
+        self.running.iter().filter(|running| running.priority == priority).count()
     }
 
     fn demand_outstanding(&self) -> bool {
@@ -155,6 +162,10 @@ impl State {
         let most_urgent = Priority::ALL.into_iter().find(|p| !self.queued[*p as usize].is_empty())?;
         let allowed = match side {
             Side::Demand => most_urgent == Priority::Demand,
+            Side::Ahead if most_urgent == Priority::WarmUp => {
+                let guess = self.reading(Priority::Predicted) > 0;
+                !guess && !self.demand_outstanding() && self.reading(Priority::WarmUp) < self.warm_ups
+            }
             Side::Ahead => !self.demand_outstanding(),
         };
         let queue = &self.queued[most_urgent as usize];
@@ -170,16 +181,25 @@ impl State {
     fn pass(&self, serial: u64) -> Pass {
         match self.running.iter().find(|running| running.serial == serial) {
             Some(running) if running.priority == Priority::Demand => Pass::Go,
-            Some(running) if !running.give_up && !self.closed => match self.demand_outstanding() {
-                true => Pass::Wait,
-                false => Pass::Go,
-            },
+            Some(running) if !running.give_up && !self.closed => {
+                let guess = running.priority == Priority::WarmUp && self.reading(Priority::Predicted) > 0;
+                match guess || self.demand_outstanding() {
+                    true => Pass::Wait,
+                    false => Pass::Go,
+                }
+            }
             _ => Pass::GiveUp,
         }
     }
 }
 
 impl Queue {
+    /// A queue whose jobs besides demands are read `ahead` at a time.
+    pub fn new(ahead: usize) -> Self {
+        let warm_ups = ahead.saturating_sub(1).max(1);
+        Self { state: Mutex::new(State { warm_ups, ..State::default() }), ..Self::default() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // Every change of the state is complete when the lock is let go.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

@@ -10,6 +10,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 use forebay_core::ReadSegment;
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue, types};
 
+use super::pool::panic_message;
 use super::queue::{Kind, Pass, Side, Taken};
 use super::{Done, Job, JobStats, Shared};
 use crate::read::ReadError;
@@ -81,7 +83,10 @@ pub(super) fn start(shared: &Arc<Shared>, workers: usize, ahead: usize) -> Resul
         if tell.send(result).is_ok()
             && let Some(mut ring) = ring
         {
-            ring.run(&of_thread);
+            // A panic fails the jobs that were being read, not those to come.
+            while let Err(panic) = catch_unwind(AssertUnwindSafe(|| ring.run(&of_thread))) {
+                ring.fail_jobs(&of_thread, &panic_message(&*panic));
+            }
         }
     };
     let thread = std::thread::Builder::new().name("read-ring".to_owned()).spawn(body);
@@ -258,6 +263,28 @@ impl Ring {
         any
     }
 
+    /// Hands every job back as failed, after its reads have completed.
+    fn fail_jobs(&mut self, shared: &Shared, message: &str) {
+        self.drain();
+        for mut active in self.active.drain(..).flatten() {
+            active.panicked(shared, message);
+            active.finish(shared);
+        }
+    }
+
+    /// Waits for every read in flight, whatever came of it.
+    fn drain(&mut self) {
+        while self.outstanding > 0 {
+            self.wait();
+            for entry in self.ring.completion() {
+                match entry.user_data() {
+                    WAKE => self.armed = false,
+                    _ => self.outstanding -= 1,
+                }
+            }
+        }
+    }
+
     /// Puts the wake-up call into the ring.
     fn arm(&mut self) {
         if !self.armed {
@@ -303,11 +330,7 @@ impl Ring {
 impl Drop for Ring {
     /// Even after a panic, no slab goes back while the kernel may write to it.
     fn drop(&mut self) {
-        while self.outstanding > 0 {
-            self.wait();
-            let reads = self.ring.completion().filter(|entry| entry.user_data() != WAKE).count();
-            self.outstanding = self.outstanding.saturating_sub(reads as u32);
-        }
+        self.drain();
     }
 }
 
@@ -365,12 +388,12 @@ impl Active {
             && let Some((booking, transfer)) = line.under_way.take()
         {
             self.root = booking.root;
-            if let Some(source) = sources.get(booking.root, shard) {
-                shared.after(source, &transfer);
-            }
             sources.settle(booking, End::Delivered, &mut line.tried);
             line.done = true;
             self.bytes += line.segment.len as u64;
+            if let Some(source) = sources.get(self.root, shard) {
+                shared.after(source, &transfer);
+            }
         }
         ask
     }
@@ -401,6 +424,13 @@ impl Active {
         let bytes = self.bytes + under_way.map_or(0, |(_, transfer)| transfer.got() as u64);
         let (path, _) = shared.place(&[self.lines[number].segment]);
         self.error = Some(ReadError::Aborted { path, bytes, reads: self.tally.reads });
+    }
+
+    /// The thread panicked while this was being read.
+    fn panicked(&mut self, shared: &Shared, message: &str) {
+        let segments: Vec<ReadSegment> = self.lines.iter().map(|line| line.segment).collect();
+        let (path, offset) = shared.place(&segments);
+        self.error.get_or_insert(ReadError::Panicked { path, offset, message: message.to_owned() });
     }
 
     /// Hands the slab back, with no read in flight.

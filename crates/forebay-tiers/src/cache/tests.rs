@@ -188,14 +188,21 @@ fn a_seed_decides_until_experience_does() {
 }
 
 #[test]
-fn a_seed_fills_free_slots() {
+fn who_is_wanted_moves_into_free_slots_and_nowhere_else() {
     let mut cache = LayerCache::new(3, Policy::Blend);
-    assert_eq!(cache.fill(9), []);
+    assert_eq!(cache.wanted(), []);
     cache.seed(&[5, 0, 90, 40, 40], 2);
-    assert_eq!(cache.fill(1), [(2, 0)]);
-    assert_eq!(cache.fill(9), [(3, 1), (4, 2)]);
-    assert_eq!(cache.fill(9), []);
-    assert_eq!(cache.plan(&[4, 2]).hits, [(4, 2), (2, 0)]);
+    let wanted = |cache: &LayerCache| cache.wanted().into_iter().map(|pair| pair.0).collect::<Vec<_>>();
+    assert_eq!((wanted(&cache), cache.free_slots()), (vec![2, 3, 4, 0], vec![0, 1, 2]));
+    assert!(cache.move_in(2, 1) && cache.move_in(4, 2));
+    assert!(!cache.move_in(3, 1), "somebody is there");
+    assert!(!cache.move_in(2, 0), "it is somewhere else");
+    assert!(!cache.move_in(3, 3), "there is no such slot");
+    assert_eq!((wanted(&cache), cache.free_slots()), (vec![3, 0], vec![0]));
+    assert_eq!(cache.plan(&[4, 2]).hits, [(4, 2), (2, 1)]);
+    cache.set_quota(2);
+    assert!(cache.free_slots().is_empty());
+    assert!(!cache.move_in(3, 0), "the slot is closed");
 }
 
 #[test]

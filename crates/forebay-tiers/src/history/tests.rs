@@ -6,15 +6,20 @@ fn model() -> History {
     History::new("abc").unwrap()
 }
 
+/// Counts the experts of one token.
+fn observe(history: &mut History, layer: u32, experts: &[u32]) {
+    history.observe_step(layer, &Union::of([experts]));
+}
+
 #[test]
 fn what_is_saved_is_loaded_and_two_processes_add_up() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("usage");
     let mut one = History::load(&path, "abc").unwrap();
     let mut two = one.clone();
-    one.observe(3, &[7, 1]);
-    one.observe(78, &[0]);
-    two.observe(3, &[1, 2]);
+    observe(&mut one, 3, &[7, 1]);
+    observe(&mut one, 78, &[0]);
+    observe(&mut two, 3, &[1, 2]);
     one.save(&path).unwrap();
     two.save(&path).unwrap();
     // Nothing new: nothing changes, and nothing is counted twice.
@@ -23,7 +28,6 @@ fn what_is_saved_is_loaded_and_two_processes_add_up() {
     assert_eq!(both.counts(3), [0, 2, 1, 0, 0, 0, 0, 1]);
     assert_eq!((both.counts(78), both.counts(4)), (vec![1], vec![]));
     assert_eq!(one.counts(3), both.counts(3));
-    assert_eq!(both.top(4), [(3, 1, 2), (3, 2, 1), (3, 7, 1), (78, 0, 1)]);
     assert!(!dir.path().join("usage.new").exists());
 }
 
@@ -32,13 +36,13 @@ fn counts_fade() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("usage");
     let mut history = model();
-    history.set_half_life(4);
-    (0..11).for_each(|_| history.observe(0, &[5, 9]));
+    history.half_life = 4;
+    (0..11).for_each(|_| observe(&mut history, 0, &[5, 9]));
     assert_eq!(history.counts(0)[5], 11);
     history.save(&path).unwrap();
     // Two half-lives of four tokens in eleven.
     assert_eq!(history.counts(0)[5], 2);
-    history.observe(0, &[5]);
+    observe(&mut history, 0, &[5]);
     history.save(&path).unwrap();
     assert_eq!(History::load(&path, "abc").unwrap().counts(0)[5], 1);
 }
@@ -51,7 +55,7 @@ fn another_models_file_is_left_alone() {
     let before = fs::read(&path).unwrap();
     assert!(matches!(History::load(&path, "xyz"), Err(HistoryError::OtherModel { .. })));
     let mut other = History::new("xyz").unwrap();
-    other.observe(1, &[1]);
+    observe(&mut other, 1, &[1]);
     assert!(matches!(other.save(&path), Err(HistoryError::OtherModel { .. })));
     assert_eq!(fs::read(&path).unwrap(), before);
     assert_eq!(other.counts(1), [0, 1]);
@@ -65,7 +69,7 @@ fn every_flipped_byte_and_every_cut_is_noticed_and_moved_aside() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("usage");
     let mut history = model();
-    history.observe(2, &[3, 1]);
+    observe(&mut history, 2, &[3, 1]);
     history.save(&path).unwrap();
     let good = fs::read(&path).unwrap();
     let damaged = |bytes: &[u8]| {
@@ -80,7 +84,7 @@ fn every_flipped_byte_and_every_cut_is_noticed_and_moved_aside() {
     }
     assert!(damaged(&[&good[..], b"x"].concat()));
     let mut fresh = model();
-    fresh.observe(2, &[3]);
+    observe(&mut fresh, 2, &[3]);
     fresh.save(&path).unwrap();
     assert_eq!(History::load(&path, "abc").unwrap().counts(2), [0, 0, 0, 1]);
     assert_eq!(fs::read(dir.path().join("usage.damaged")).unwrap(), [&good[..], b"x"].concat());
@@ -111,7 +115,7 @@ fn a_lock_that_is_held_is_an_error_and_loses_nothing() {
     let path = dir.path().join("usage");
     let held = file::lock(&path).unwrap();
     let mut history = model();
-    history.observe(0, &[1]);
+    observe(&mut history, 0, &[1]);
     assert!(matches!(history.save(&path), Err(HistoryError::Busy { .. })));
     drop(held);
     history.save(&path).unwrap();
@@ -121,8 +125,8 @@ fn a_lock_that_is_held_is_an_error_and_loses_nothing() {
 #[test]
 fn numbers_of_no_model_are_not_counted() {
     let mut history = model();
-    history.observe(0, &[u32::MAX, 2]);
-    history.observe(u32::MAX, &[2]);
+    observe(&mut history, 0, &[u32::MAX, 2]);
+    observe(&mut history, u32::MAX, &[2]);
     assert_eq!(history.counts(0), [0, 0, 1]);
     assert!(history.counts(u32::MAX).is_empty());
 }
@@ -138,7 +142,7 @@ proptest! {
         let path = dir.path().join("usage");
         let mut history = model();
         for (layer, experts) in &uses {
-            history.observe(*layer, experts);
+            observe(&mut history, *layer, experts);
         }
         let mut saved = history.clone();
         saved.save(&path).unwrap();

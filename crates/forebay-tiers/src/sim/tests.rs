@@ -138,7 +138,7 @@ fn a_prompt_in_one_pass_does_not_wreck_the_cache() {
 
 #[test]
 fn outcomes() {
-    let outcome = Outcome { hits: 3, misses: 1 };
+    let outcome = Outcome { hits: 3, misses: 1, evictions: 2 };
     assert_eq!((outcome.hit_rate(), outcome.bytes(10)), (0.75, 10));
     assert_eq!(Outcome::default().hit_rate(), 0.0);
     assert_eq!(replay(&Routes::default(), Contestant::Belady, 4, &[]), Outcome::default());

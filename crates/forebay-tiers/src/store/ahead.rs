@@ -60,6 +60,7 @@ impl ExpertStore {
             let layer = &self.layers[at];
             let known = expert as usize >= layer.experts.len()
                 || layer.cache.is_resident(expert)
+                || layer.is_warming(expert)
                 || self.ahead.guesses.iter().any(|guess| guess.expert == expert);
             if known {
                 continue;

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forebay_core::{ExpertKey, ReadSegment};
-use forebay_io::{Arena, MemoryInfo, Reader, Transform};
+use forebay_io::{Arena, Reader, Transform};
 
 use crate::cache::Policy;
-use crate::governor::GovernorPlan;
+use crate::governor::{GovernorPlan, Machine};
 use crate::look_ahead::LookAhead;
 
 /// Everything a store needs to know about a model.
@@ -21,7 +21,7 @@ pub struct StoreConfig {
     /// Whether experts are read before their step begins.
     pub look_ahead: LookAhead,
     /// What the number of slots is adapted to, and where the machine's figures come from.
-    pub governed: Option<(GovernorPlan, fn() -> MemoryInfo)>,
+    pub governed: Option<(GovernorPlan, Box<dyn Machine>)>,
 }
 
 /// The experts of one layer.

@@ -2,18 +2,20 @@
 
 use std::time::Duration;
 
-use super::{ExpertStore, Target};
+use super::{ExpertStore, Governed};
+use crate::budget::deal;
+use crate::governor::{Governor, GovernorPlan, Machine, Target};
 
 impl ExpertStore {
     /// Looks at the machine, at most as often as the governor wants to, and gives slots up or
     /// takes them back.
     pub(super) fn govern(&mut self) {
         let Some(governed) = &mut self.governed else { return };
-        let now_ms = governed.started.elapsed().as_millis() as u64;
+        let now_ms = governed.machine.now_ms();
         if !governed.governor.is_due(now_ms) {
             return;
         }
-        let target = governed.governor.sample(now_ms, &(governed.read)());
+        let target = governed.governor.sample(now_ms, &governed.machine.memory());
         let slots = governed.governor.held();
         match target {
             Target::Keep => return,
@@ -23,26 +25,30 @@ impl ExpertStore {
         self.set_slots(slots);
     }
 
+    /// Adapts the number of slots to another machine from now on. A store that is not governed stays
+    /// as it is.
+    pub fn govern_by(&mut self, plan: GovernorPlan, machine: Box<dyn Machine>) {
+        if let Some(governed) = &mut self.governed {
+            *governed = Governed { governor: Governor::new(plan), machine };
+        }
+    }
+
     /// Changes how many slots there are, at most those of the configuration; the layers share
     /// them evenly. On Linux the memory of slots that are given up goes back to the system.
     ///
     /// Which experts are resident changes, and no result.
     pub fn set_slots(&mut self, slots: usize) {
         self.settle();
+        self.stop_warm_up();
+        let limits: Vec<usize> = self.layers.iter().map(|layer| layer.slots.len()).collect();
         let mut left = slots;
-        let mut quotas = vec![0; self.layers.len()];
-        while left > 0 {
-            let before = left;
-            for (quota, layer) in quotas.iter_mut().zip(&self.layers) {
-                if left > 0 && *quota < layer.slots.len() {
-                    *quota += 1;
-                    left -= 1;
-                }
+        let quotas = deal(&limits, |_| match left.checked_sub(1) {
+            Some(rest) => {
+                left = rest;
+                true
             }
-            if left == before {
-                break;
-            }
-        }
+            None => false,
+        });
         for (layer, quota) in self.layers.iter_mut().zip(quotas) {
             for slot in layer.cache.set_quota(quota).closed {
                 if let Some(slab) = &mut layer.slots[slot] {

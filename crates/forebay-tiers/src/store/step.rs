@@ -38,15 +38,31 @@ struct Load {
     expert: u32,
     /// Cache slot of a miss that stays; `None` passes through.
     slot: Option<usize>,
-    /// It is read into a staging slab although it stays: it was asked for ahead.
+    /// It is read into a staging slab although it stays: it was asked for ahead, or its slot's slab was away.
     staged: bool,
-    /// It was still being read when the step began.
-    late: bool,
+    asked: Asked,
     /// Its job, while it is in the reader.
     tag: Option<u64>,
     /// The staging slab that it lies in.
     slab: Option<Slab>,
     shown: bool,
+}
+
+/// When a load was asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    /// By its step.
+    Now,
+    /// Ahead, and it was there when the step began.
+    Early,
+    /// Ahead, and it was still being read then.
+    Late,
+}
+
+impl Load {
+    fn new(expert: u32, slot: Option<usize>) -> Self {
+        Self { expert, slot, staged: false, asked: Asked::Now, tag: None, slab: None, shown: false }
+    }
 }
 
 /// The experts of one layer for one step, one at a time.
@@ -73,10 +89,12 @@ impl ExpertStore {
     /// Looks the union up and starts reading what is missing.
     pub(super) fn begin_run(&mut self, at: usize, union: &Union, order: Order) {
         self.look_ahead.observe(&self.counters, Instant::now());
+        self.hurry_warm_up(at, &union.experts);
         let plan = self.layers[at].cache.plan_rows(&union.experts, &union.uses, union.rows);
         self.counters.requests += union.uses.iter().copied().map(u64::from).sum::<u64>();
         self.counters.hits += plan.hits.len() as u64;
         self.counters.misses += (plan.kept.len() + plan.transient.len()) as u64;
+        self.counters.evictions += plan.evicted.len() as u64;
 
         let kept = plan.kept.iter().map(|&(expert, slot)| (expert, Some(slot)));
         let transient = plan.transient.iter().map(|&expert| (expert, None));
@@ -91,15 +109,7 @@ impl ExpertStore {
         }
         self.run = Run { at, order, hits: hits.into(), serial: self.run.serial + 1, ..Run::default() };
         for (i, (expert, slot)) in misses.into_iter().enumerate() {
-            self.run.loads.push(Load {
-                expert,
-                slot,
-                staged: false,
-                late: false,
-                tag: None,
-                slab: None,
-                shown: false,
-            });
+            self.run.loads.push(Load::new(expert, slot));
             self.claim_guess(i);
         }
         // What is left of the guesses was wrong.
@@ -114,13 +124,14 @@ impl ExpertStore {
         self.run.loads[load].staged = true;
         match guess.arrived {
             Some((slab, bytes)) => {
+                self.run.loads[load].asked = Asked::Early;
                 self.counters.ahead_ready += 1;
                 self.counters.ahead_useful_bytes += bytes;
                 self.place(load, slab);
             }
             None => {
                 self.counters.ahead_late += 1;
-                self.run.loads[load].late = true;
+                self.run.loads[load].asked = Asked::Late;
                 self.run.loads[load].tag = Some(guess.tag);
                 self.run.in_flight += 1;
                 self.flights.insert(guess.tag, Flight::Load(load));
@@ -135,12 +146,12 @@ impl ExpertStore {
         while let Some(load) = self.run.loads.get(self.run.next) {
             if !load.staged {
                 let (expert, slot) = (load.expert, load.slot);
-                let layer = &mut self.layers[self.run.at];
-                let slab = match slot {
-                    Some(slot) => layer.slots[slot].take(),
-                    None => self.staging[layer.class].pop(),
+                let own = slot.and_then(|slot| self.slab_of_slot(slot));
+                let borrowed = own.is_none();
+                let Some(slab) = own.or_else(|| self.staging[self.layers[self.run.at].class].pop()) else {
+                    return;
                 };
-                let Some(slab) = slab else { return };
+                self.run.loads[self.run.next].staged = borrowed && slot.is_some();
                 let flight = Flight::Load(self.run.next);
                 let tag = self.submit(self.run.at, expert, slab, Priority::Demand, flight);
                 self.run.loads[self.run.next].tag = Some(tag);
@@ -148,6 +159,12 @@ impl ExpertStore {
             }
             self.run.next += 1;
         }
+    }
+
+    /// The slab of a slot of the layer, unless something that nobody waits for is being read into it.
+    fn slab_of_slot(&mut self, slot: usize) -> Option<Slab> {
+        let at = self.run.at;
+        self.layers[at].slots[slot].take().or_else(|| self.take_back(at, slot))
     }
 
     /// Whether every load of the step has its slab.
@@ -198,13 +215,8 @@ impl ExpertStore {
         self.run.loads[load].staged = false;
         if let Some(slab) = self.run.loads[load].slab.take() {
             let bytes = self.layers[self.run.at].read_bytes(self.run.loads[load].expert);
-            // It came in time or late, and was counted so.
-            let counted = match self.run.loads[load].late {
-                true => &mut self.counters.ahead_late_bytes,
-                false => &mut self.counters.ahead_useful_bytes,
-            };
-            *counted = counted.saturating_sub(bytes);
-            self.counters.wasted(bytes);
+            let asked = std::mem::replace(&mut self.run.loads[load].asked, Asked::Now);
+            self.counters.given_up(bytes, asked == Asked::Early);
             self.give_back(slab);
         }
         true
@@ -307,7 +319,7 @@ impl Run {
 
     /// Whether a load in the reader was asked for before the step began.
     pub(super) fn asked_ahead(&self, load: usize) -> bool {
-        self.loads[load].staged
+        self.loads[load].asked == Asked::Late
     }
 
     /// Whether everything has been handed out.

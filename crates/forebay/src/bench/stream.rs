@@ -30,8 +30,8 @@ struct Sample {
     compute: f64,
     experts: Counters,
     disk: Gauge,
-    /// Seconds by phase.
-    phases: Value,
+    /// Seconds of this in the head, when no expert can be wanted.
+    head: f64,
 }
 
 /// All samples of one way.
@@ -152,7 +152,7 @@ fn measure(
         compute: (wall - waited).max(0.0),
         experts: engine.counters().since(&before),
         disk,
-        phases: report::phases_json(session.profile()),
+        head: session.profile().spent(Phase::Head).as_secs_f64(),
     })
 }
 
@@ -257,7 +257,7 @@ impl Report<'_> {
                     "disk_outstanding_s": sample.disk.outstanding.as_secs_f64(),
                     "disk_starved_s": sample.disk.idle.as_secs_f64(),
                     "disk_mean_depth": sample.disk.mean_depth(),
-                    "phases_s": sample.phases,
+                    "head_s": sample.head,
                 })
             };
             json!({ "look_ahead": way.name, "samples": way.samples.iter().map(sample).collect::<Vec<_>>() })

@@ -10,6 +10,7 @@ mod memory;
 mod plan;
 mod run;
 mod score;
+mod state;
 mod support;
 mod synth;
 mod tune;
