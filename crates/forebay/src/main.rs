@@ -2,7 +2,7 @@
 //!
 //! - [`args`]: what can be typed. [`settings`]: what it means. [`failure`]: the exit statuses.
 //! - One module per verb: [`run`], [`chat`], [`inspect`], [`plan`], [`score`], [`mod@bench`], [`doctor`], [`tune`],
-//!   [`synth`].
+//!   [`synth`], [`get`].
 //! - What they share: [`load`] a model, read a [`prompt`], show an [`answer`], [`progress`], Ctrl-C in
 //!   [`interrupt`], measurements in [`report`],
 //!   recorded routes in [`route_trace`], the streams in [`console`].
@@ -19,6 +19,7 @@ mod console;
 mod dirs;
 mod doctor;
 mod failure;
+mod get;
 mod hindsight;
 mod inspect;
 mod interrupt;
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
         Verb::Doctor(args) => doctor::run(args),
         Verb::Tune(args) => tune::run(args),
         Verb::Synth(args) => synth::run(args),
+        Verb::Get(args) => get::run(args),
     };
     let Err(failure) = done else { return ExitCode::SUCCESS };
     if let Failure::Error { message, .. } = &failure {
