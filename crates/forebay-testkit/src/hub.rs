@@ -86,6 +86,7 @@ struct State {
     faults: Faults,
     seen: Vec<Seen>,
     served: u64,
+    connections: usize,
     random: u64,
     /// When the next piece may go, if there is a rate.
     next: Option<Instant>,
@@ -123,6 +124,11 @@ impl Hub {
         self.world.lock().served
     }
 
+    /// Connections that were made so far.
+    pub fn connections(&self) -> usize {
+        self.world.lock().connections
+    }
+
     /// Every request so far.
     pub fn seen(&self) -> Vec<Seen> {
         self.world.lock().seen.clone()
@@ -155,6 +161,7 @@ fn accept(listener: &TcpListener, world: &Arc<World>, storage: bool) {
             return;
         }
         let (Ok(stream), world) = (stream, world.clone()) else { continue };
+        world.lock().connections += 1;
         thread::spawn(move || {
             // A client that went away is part of the tests.
             let _ = world.serve(&stream, storage);

@@ -20,6 +20,8 @@ use super::watch::Stop;
 
 /// Redirects that are followed.
 const MAX_REDIRECTS: usize = 6;
+/// Bytes of a redirect that are read; most have none.
+const MAX_MOVED: u64 = 64 << 10;
 /// The longest file of certificates.
 const MAX_CA_BYTES: u64 = 16 << 20;
 
@@ -158,6 +160,8 @@ impl Client {
             let status = response.status();
             if matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308) {
                 url = self.redirect(&url, response.headers())?;
+                // Read to its end, the connection can be used again; if that fails, it is not.
+                let _ = read_body(response.into_body().into_reader(), MAX_MOVED);
                 continue;
             }
             if matches!(status.as_u16(), 200 | 206) {

@@ -389,6 +389,8 @@ impl Job<'_> {
             self.run.tally.arrived.fetch_add(read as u64, Ordering::Relaxed);
             shared.wake.notify_all();
         }
+        // A body that was read to its end gives the connection back; there is nothing more to come.
+        let _ = reply.body.read(&mut buffer[..1]);
         Ok(())
     }
 

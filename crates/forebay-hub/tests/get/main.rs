@@ -1,5 +1,7 @@
 //! Fetching models from a hub that misbehaves in every way.
 
+mod tls;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
@@ -123,6 +125,8 @@ fn a_model_arrives_whole_and_is_recorded() {
     let seen = server.seen();
     let ranges = seen.iter().filter(|seen| seen.storage && seen.range.is_some()).count();
     assert!(ranges >= 6, "{ranges}");
+    // Four at a time to each of the two hosts, used again and again.
+    assert!(server.connections() <= 8, "{} for {} requests", server.connections(), seen.len());
     assert!(seen.iter().filter(|seen| !seen.storage).skip(1).all(|seen| seen.path.contains(COMMIT)));
     // Again: nothing is fetched.
     let served = server.served();

@@ -118,6 +118,10 @@ fn plan(hub: &Hub, prepared: &Prepared<'_>, watch: &Watch<'_>) -> Result<Memory,
         Sketch::new().map_err(|error| Unplanned::Because(format!("no folder for a sketch: {error}")))?;
     let bytes = hub.read_range(prepared.listing(), config, 0..config.size, watch)?;
     sketch.write("config.json", &bytes, config.size)?;
+    if let Some(tokenizer) = prepared.files().iter().find(|file| file.name == "tokenizer.json") {
+        // Its length alone says what memory it takes.
+        sketch.write("tokenizer.json", &[], tokenizer.size)?;
+    }
     headers(hub, prepared, &weights, &sketch, watch)?;
     let found = forebay_engine::inspect(&sketch.0, &EngineOptions::default());
     // Its path means nothing to the user.

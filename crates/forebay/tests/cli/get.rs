@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -197,10 +197,10 @@ fn the_proxy_of_the_environment_is_asked_for_hosts_that_are_not_excepted() {
     let address = format!("127.0.0.1:{}", proxy.local_addr().unwrap().port());
     let asked = std::thread::spawn(move || {
         let (mut stream, _) = proxy.accept().unwrap();
-        let mut head = [0; 64];
-        let read = stream.read(&mut head).unwrap();
+        let mut line = String::new();
+        BufReader::new(&stream).read_line(&mut line).unwrap();
         stream.write_all(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n").unwrap();
-        String::from_utf8_lossy(&head[..read]).into_owned()
+        line
     });
     let dir = TempDir::new().unwrap();
     let run = |endpoint: &str| {
