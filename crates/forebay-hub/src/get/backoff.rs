@@ -108,7 +108,7 @@ fn date(text: &str) -> Option<u64> {
     let clock: Vec<&str> = time.split(':').collect();
     let [hour, minute, second] = clock[..] else { return None };
     let seconds = number(hour, 24)? * 3600 + number(minute, 60)? * 60 + number(second, 61)?;
-    let leap = |year: u64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     let whole_years: u64 = (1970..1970 + year).map(|year| if leap(year) { 366 } else { 365 }).sum();
     let lengths = [31, if leap(1970 + year) { 29 } else { 28 }, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
     let whole_months: u64 = lengths[..month as usize].iter().sum();

@@ -350,3 +350,26 @@ fn roots(ca: Option<&Path>) -> Result<RootCerts, GetError> {
         false => Ok(RootCerts::new_with_certs(&found)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_redirect_never_gives_up_encryption() {
+        let client = Client::new(&HubConfig::default()).unwrap_or_else(|error| panic!("{error}"));
+        let leads = |to: &'static str| {
+            let headers = [("location", to)].map(|(name, value)| {
+                (ureq::http::HeaderName::from_static(name), ureq::http::HeaderValue::from_static(value))
+            });
+            client.redirect(&client.endpoint, &headers.into_iter().collect())
+        };
+        for to in ["https://cdn.example/x?sig=secret", "/api/resolve-cache/x"] {
+            assert!(leads(to).is_ok_and(|url| url.is_https()), "{to}");
+        }
+        for to in ["http://cdn.example/x?sig=secret", "ftp://cdn.example/x"] {
+            let Err(Trouble::Final(error)) = leads(to) else { panic!("{to} is followed") };
+            assert!(!error.to_string().contains("secret"), "{error}");
+        }
+    }
+}

@@ -9,8 +9,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex};
+use std::sync::atomic::Ordering;
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,7 @@ use super::client::{About, Again, Client, Trouble, header, lock};
 use super::digest::Hasher;
 use super::error::GetError;
 use super::part::Part;
+use super::permits::{Permits, Tally};
 use super::ranges::Ranges;
 use super::url::Url;
 use super::watch::{Event, Stop, Watch};
@@ -44,55 +45,6 @@ pub(super) struct Run<'a> {
     pub tally: &'a Tally,
     /// Bytes that stay free on the disk.
     pub margin: u64,
-}
-
-/// Counts for the one who watches.
-#[derive(Default)]
-pub(super) struct Tally {
-    pub done: AtomicU64,
-    pub arrived: AtomicU64,
-    pub total: u64,
-}
-
-impl Tally {
-    pub fn event(&self) -> Event {
-        let done = self.done.load(Ordering::Relaxed);
-        Event::Progress { done, total: self.total, arrived: self.arrived.load(Ordering::Relaxed) }
-    }
-}
-
-/// Connections that may be used at the same time.
-pub(super) struct Permits {
-    free: Mutex<usize>,
-    wake: Condvar,
-    all: usize,
-}
-
-/// One of them; dropping it gives it back.
-struct Permit<'p>(&'p Permits);
-
-impl Permits {
-    pub fn new(connections: usize) -> Self {
-        let all = connections.max(1);
-        Self { free: Mutex::new(all), wake: Condvar::new(), all }
-    }
-
-    fn take(&self, stop: &Stop<'_>) -> Result<Permit<'_>, GetError> {
-        let mut free = lock(&self.free);
-        while *free == 0 {
-            stop.check()?;
-            free = self.wake.wait_timeout(free, LOOK).unwrap_or_else(std::sync::PoisonError::into_inner).0;
-        }
-        *free -= 1;
-        Ok(Permit(self))
-    }
-}
-
-impl Drop for Permit<'_> {
-    fn drop(&mut self) {
-        *lock(&self.0.free) += 1;
-        self.0.wake.notify_one();
-    }
 }
 
 /// One file to be fetched.
@@ -200,7 +152,7 @@ impl Job<'_> {
             }
             kept
         });
-        let state = shared.state.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let state = shared.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         let bytes = state.done.bytes();
         let ended = match (kept?, state.end) {
             (Some(found), _) => Ok(found),
@@ -230,11 +182,7 @@ impl Job<'_> {
                 state.done.prefix() == hashed || state.end.is_some() || self.run.stop.is_raised()
             };
             if state.workers > 0 && idle(&state) {
-                state = shared
-                    .wake
-                    .wait_timeout(state, LOOK)
-                    .unwrap_or_else(std::sync::PoisonError::into_inner)
-                    .0;
+                state = shared.wake.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
             }
             let (prefix, bytes, workers) = (state.done.prefix(), state.done.bytes(), state.workers);
             let stopped = self.run.stop.is_raised() || state.end.is_some();

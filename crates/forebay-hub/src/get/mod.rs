@@ -18,6 +18,7 @@ pub mod listing;
 mod model;
 pub mod name;
 mod part;
+mod permits;
 mod place;
 mod proxy;
 mod ranges;
@@ -40,8 +41,9 @@ pub use watch::{Event, Watch};
 
 use backoff::persist;
 use client::{About, Again, Client, header, read_body};
-use fetch::{Job, Permits, Run, Tally, content_range};
+use fetch::{Job, Run, content_range};
 use part::Part;
+use permits::{Permits, Tally};
 use url::Url;
 use watch::Stop;
 
@@ -126,19 +128,18 @@ impl Hub {
                 persist(&file.name, &self.client, &stop, watch, || {
                     let reply = self.client.get(&url, Some(&range), about, &stop)?;
                     let told = header(&reply.headers, "content-range").and_then(content_range);
-                    let whole = reply.status == 200 && wanted == file.size;
-                    let asked = told.is_some_and(|(first, last, _)| {
+                    let exact = told.is_some_and(|(first, last, _)| {
                         first == range.start && last.checked_add(1) == Some(range.end)
                     });
-                    if !whole && !(reply.status == 206 && asked) {
+                    let usable = match reply.status.as_u16() {
+                        206 => exact,
+                        _ => wanted == file.size,
+                    };
+                    if !usable {
                         let found = format!("HTTP {} without the range", reply.status.as_u16());
                         let url = reply.url.to_string();
-                        return Err(GetError::Status {
-                            url,
-                            found,
-                            expected: "the range that was asked for",
-                        }
-                        .into());
+                        let expected = "the range that was asked for";
+                        return Err(GetError::Status { url, found, expected }.into());
                     }
                     let bytes = read_body(reply.body, wanted)
                         .map_err(|error| self.client.broken(&reply.url, &error))?;

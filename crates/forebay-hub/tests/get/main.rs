@@ -396,7 +396,7 @@ fn disks_folders_and_locks_are_looked_at_before_anything_is_written() {
     assert!(matches!(error, GetError::Occupied { .. }), "{error}");
     fs::write(
         dir.path().join("new/config.json"),
-        &files()["config.json"].iter().map(|b| b ^ 1).collect::<Vec<_>>(),
+        files()["config.json"].iter().map(|b| b ^ 1).collect::<Vec<_>>(),
     )
     .unwrap();
     let error = get_with(&config(&server), &request(target.clone())).unwrap_err();

@@ -17,7 +17,7 @@ pub struct GetArgs {
     /// Only files whose names match, such as '*.json'; may be given several times
     #[arg(long, value_name = "GLOB")]
     pub include: Vec<String>,
-    /// The hub [default: $HF_ENDPOINT, else https://huggingface.co]
+    /// The hub [default: $HF_ENDPOINT, else that of Hugging Face]
     #[arg(long, value_name = "URL")]
     pub endpoint: Option<String>,
     /// Leave at least this much of the disk free

@@ -130,11 +130,10 @@ fn page(prepared: &Prepared<'_>, needs: Option<&Needs>, margin: ByteSize) -> Str
     let disk = match prepared.free() {
         None => "this system does not say how much is free".to_owned(),
         Some(free) => {
-            let left = free.saturating_sub(missing);
-            let verdict = if left < margin.0 && missing > 0 {
-                format!("that is too little, {margin} should stay free (--margin)")
+            let verdict = if missing > 0 && free < missing.saturating_add(margin.0) {
+                format!("that is too little: {margin} should stay free (--margin)")
             } else {
-                format!("{} afterwards", ByteSize(left))
+                format!("{} afterwards", ByteSize(free.saturating_sub(missing)))
             };
             format!("{} free, {verdict}", ByteSize(free))
         }
