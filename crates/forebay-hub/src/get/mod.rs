@@ -153,7 +153,8 @@ impl Hub {
     }
 
     /// Fetches one file to `to`, which gets that name once it is verified. What is incomplete lies beside it and is
-    /// used by the next call.
+    /// used by the next call. It is on the caller that nobody else fetches to the same place meanwhile, and that the disk
+    /// has room.
     ///
     /// # Errors
     /// Bytes that are not what the hub promised, a disk that becomes full, and whatever [`list`](Self::list) fails with.

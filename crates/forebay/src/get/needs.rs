@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use forebay_core::ByteSize;
 use forebay_engine::EngineOptions;
@@ -25,6 +26,11 @@ const FIRST: u64 = 256 << 10;
 const LONGEST: u64 = 32 << 20;
 /// Headers asked for at the same time.
 const AT_ONCE: usize = 8;
+
+/// What sketches are called, before the number of a process.
+const SKETCH: &str = "sketch-";
+/// Nobody looks at a model for so long.
+const OLD: Duration = Duration::from_secs(24 * 3600);
 
 /// What memory a model needs.
 pub struct Needs {
@@ -199,7 +205,8 @@ struct Sketch(PathBuf);
 impl Sketch {
     fn new() -> std::io::Result<Self> {
         let parent = dirs::cache().unwrap_or_else(dirs::temporary_cache);
-        let path = parent.join(format!("sketch-{}", std::process::id()));
+        sweep(&parent);
+        let path = parent.join(format!("{SKETCH}{}", std::process::id()));
         fs::create_dir_all(&path)?;
         Ok(Self(path))
     }
@@ -212,6 +219,21 @@ impl Sketch {
             file.set_len(size)
         };
         write().map_err(|error| Unplanned::Because(format!("{} cannot be sketched: {error}", path.display())))
+    }
+}
+
+/// Deletes what runs have left that were killed a while ago.
+fn sweep(parent: &Path) {
+    let is_old = |entry: &fs::DirEntry| {
+        let age = entry.metadata().and_then(|meta| meta.modified()).ok().and_then(|at| at.elapsed().ok());
+        age.is_some_and(|age| age > OLD)
+    };
+    let entries = fs::read_dir(parent).into_iter().flatten().flatten();
+    for entry in
+        entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(SKETCH)).filter(is_old)
+    {
+        // Whatever the reason that it cannot be deleted, it does no harm.
+        let _ = fs::remove_dir_all(entry.path());
     }
 }
 
