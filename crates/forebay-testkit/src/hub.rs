@@ -18,6 +18,8 @@ use sha2::{Digest, Sha256};
 pub const REPO: &str = "test/model";
 /// The commit that `main` and `v1` stand for.
 pub const COMMIT: &str = "3cc8db99b1b13fc79325d987ba3c1c430766b3b8";
+/// How long a server is silent that stalls.
+pub const STALL: Duration = Duration::from_secs(120);
 /// Bytes sent at once.
 const PIECE: usize = 16 << 10;
 
@@ -317,7 +319,7 @@ impl World {
             self.lock().served += piece.len() as u64;
         }
         if stall {
-            thread::sleep(Duration::from_secs(20));
+            thread::sleep(STALL);
         }
         match end < bytes.len() {
             true => Err(io::ErrorKind::ConnectionAborted.into()),

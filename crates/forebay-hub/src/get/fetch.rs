@@ -32,7 +32,7 @@ const SEGMENT: (u64, u64) = (1 << 20, 64 << 20);
 const CHUNK: usize = 256 << 10;
 /// Shortest and longest time between two notes in the journal. What is lost by a kill is at most that, and at most a
 /// quarter of what the run has fetched.
-const NOTE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+const NOTE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 /// How often the keeper looks around when nothing happens.
 const LOOK: Duration = Duration::from_millis(50);
 

@@ -448,7 +448,8 @@ fn a_stopped_fetch_ends_soon_and_goes_on_later() {
     let started = Instant::now();
     let error = client.prepare(&request, &watch).unwrap().run(&watch).unwrap_err();
     assert!(matches!(error, GetError::Cancelled), "{error}");
-    assert!(started.elapsed() < Duration::from_secs(15));
+    // Nobody has waited for the server.
+    assert!(started.elapsed() < hub::STALL / 4);
     server.faults(|faults| faults.stall = 0);
     let before = server.served();
     // The same hub can be used again.
