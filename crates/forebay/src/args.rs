@@ -3,6 +3,7 @@
 
 mod bench;
 mod engine;
+mod get;
 
 use std::path::PathBuf;
 
@@ -13,6 +14,7 @@ use forebay_hub::synth::spec::DEFAULT_SHARD_BYTES;
 
 pub use bench::*;
 pub use engine::*;
+pub use get::*;
 
 const ABOUT: &str = "Run giant Mixture-of-Experts models on any machine, by streaming experts from disk";
 
@@ -27,6 +29,7 @@ const AFTER_HELP: &str = "\
 Examples:
   forebay run \"What is 2+2?\"
   forebay chat --model /models/GLM-5.2 --memory 24G
+  forebay get OWNER/NAME --to /models/GLM-5.2
   forebay plan /models/GLM-5.2 --machine-memory 24G
   forebay inspect /models/GLM-5.2 --memory 16G
   forebay score --file book.txt
@@ -43,6 +46,10 @@ Environment:
   FOREBAY_MODEL  the model folder to use when --model is not given
   FOREBAY_CACHE  where the demonstration model is unpacked (default: the user's cache
                  folder, else one in the system's folder for temporary files)
+  HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_TOKEN_PATH
+                 which hub, cache and token `get` uses, as for Hugging Face's own tools
+  HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, NO_PROXY, SSL_CERT_FILE
+                 how `get` reaches the network, and whom it trusts
   NO_COLOR       set and not empty: no dim text";
 
 /// The command line.
@@ -108,6 +115,12 @@ pub enum Verb {
     /// real ones, experts are chosen about as often as real text does, and the text that comes out is noise. A run
     /// that was stopped goes on when the same command is given again. docs/synth.md says more.
     Synth(SynthArgs),
+    /// Download a model from a hub, and verify every byte of it
+    ///
+    /// Into the cache that Hugging Face's tools use, or into a folder of your own. A run that was stopped, in whatever
+    /// way, goes on when the same command is given again. The folder's path goes to standard output. docs/get.md says
+    /// more.
+    Get(GetArgs),
 }
 
 /// `forebay tune`.

@@ -40,6 +40,16 @@ fn user() -> String {
     if name.is_empty() { "user".to_owned() } else { name }
 }
 
+/// Where Hugging Face's tools keep cache and token: `HF_HOME`, else their default, which is the same on all systems.
+pub fn hugging_face() -> Option<PathBuf> {
+    let chosen = std::env::var_os("HF_HOME").filter(|value| !value.is_empty()).map(PathBuf::from);
+    chosen.or_else(|| {
+        let home = || absolute(if cfg!(windows) { "USERPROFILE" } else { "HOME" });
+        let cache = absolute("XDG_CACHE_HOME").or_else(|| home().map(|home| home.join(".cache")));
+        cache.map(|cache| cache.join("huggingface"))
+    })
+}
+
 /// Where the user's own data goes, such as the chat history.
 pub fn data() -> Option<PathBuf> {
     let base = if cfg!(windows) {

@@ -2,7 +2,7 @@
 //!
 //! - [`args`]: what can be typed. [`settings`]: what it means. [`failure`]: the exit statuses.
 //! - One module per verb: [`run`], [`chat`], [`inspect`], [`plan`], [`score`], [`mod@bench`], [`doctor`], [`tune`],
-//!   [`synth`].
+//!   [`synth`], [`get`].
 //! - What they share: [`load`] a model, read a [`prompt`], show an [`answer`], [`progress`], Ctrl-C in
 //!   [`interrupt`], measurements in [`report`], the end of a run in
 //!   [`closing`] and [`hindsight`], files that a run writes in [`recordings`], the streams in
@@ -21,6 +21,7 @@ mod console;
 mod dirs;
 mod doctor;
 mod failure;
+mod get;
 mod hindsight;
 mod identity;
 mod inspect;
@@ -58,6 +59,7 @@ fn main() -> ExitCode {
         Verb::Doctor(args) => doctor::run(args),
         Verb::Tune(args) => tune::run(args),
         Verb::Synth(args) => synth::run(args),
+        Verb::Get(args) => get::run(args),
     };
     let Err(failure) = done else { return ExitCode::SUCCESS };
     if let Failure::Error { message, .. } = &failure {

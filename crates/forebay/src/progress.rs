@@ -2,6 +2,7 @@
 //!
 //! A thread keeps time, because one step of a giant model may take longer than anybody waits in silence.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -16,6 +17,9 @@ const FIRST_DRAW: Duration = Duration::from_millis(500);
 const REDRAW: Duration = Duration::from_millis(250);
 /// Time between lines in a log: nothing is silent for ten seconds.
 const LOG_EVERY: Duration = Duration::from_secs(8);
+
+/// A rate is that of so much time.
+const WINDOW: Duration = Duration::from_secs(20);
 
 /// What is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +46,8 @@ struct Shared {
 struct State {
     done: u64,
     total: u64,
+    /// Work of this run alone, which a rate is made of.
+    arrived: Option<u64>,
     finished: bool,
 }
 
@@ -55,7 +61,7 @@ impl Shared {
 impl Progress {
     /// Starts showing `label`, such as "loading". A total of 0 is "not known yet".
     pub fn start(label: &'static str, unit: Unit, total: u64) -> Self {
-        let state = Mutex::new(State { done: 0, total, finished: false });
+        let state = Mutex::new(State { done: 0, total, arrived: None, finished: false });
         let shared = Arc::new(Shared { state, wake: Condvar::new() });
         let seen = shared.clone();
         let rich = console::stderr_is_rich();
@@ -69,6 +75,21 @@ impl Progress {
     pub fn update(&self, done: u64, total: u64) {
         let mut state = self.shared.lock();
         (state.done, state.total) = (done, total);
+    }
+
+    /// Says how far the work is, some of which an earlier run has done; `arrived` is what this one did. The time that
+    /// is left follows from the rate of the last seconds.
+    pub fn update_arrived(&self, done: u64, total: u64, arrived: u64) {
+        let mut state = self.shared.lock();
+        (state.done, state.total, state.arrived) = (done, total, Some(arrived));
+    }
+
+    /// Says something in between.
+    pub fn note(&self, text: &str) {
+        if console::stderr_is_rich() {
+            console::diagnose("\r\x1b[K");
+        }
+        console::note(text);
     }
 }
 
@@ -86,6 +107,7 @@ fn tick(shared: &Shared, label: &str, unit: Unit, rich: bool) {
     let started = Instant::now();
     let (mut pause, later) = if rich { (FIRST_DRAW, REDRAW) } else { (LOG_EVERY, LOG_EVERY) };
     let mut drawn = false;
+    let mut arrivals = VecDeque::from([(started, 0)]);
     let mut state = shared.lock();
     while !state.finished {
         let (next, waited) = shared.wake.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner);
@@ -93,7 +115,10 @@ fn tick(shared: &Shared, label: &str, unit: Unit, rich: bool) {
         if state.finished || !waited.timed_out() {
             continue;
         }
-        let line = line(label, unit, state.done, state.total, started.elapsed());
+        let line = match state.arrived {
+            Some(arrived) => transfer_line(label, state.done, state.total, rate(&mut arrivals, arrived)),
+            None => line(label, unit, state.done, state.total, started.elapsed()),
+        };
         console::diagnose(&if rich { format!("\r\x1b[K{line}") } else { format!("{line}\n") });
         (drawn, pause) = (true, later);
     }
@@ -124,6 +149,28 @@ fn line(label: &str, unit: Unit, done: u64, total: u64, elapsed: Duration) -> St
     format!("{label}:{counted} {}{left}", duration(elapsed.as_secs_f64()))
 }
 
+/// Bytes per second over the last [`WINDOW`].
+fn rate(arrivals: &mut VecDeque<(Instant, u64)>, arrived: u64) -> f64 {
+    let now = Instant::now();
+    arrivals.push_back((now, arrived));
+    while arrivals.len() > 2 && now.duration_since(arrivals[0].0) > WINDOW {
+        arrivals.pop_front();
+    }
+    let (from, before) = arrivals[0];
+    arrived.saturating_sub(before) as f64 / now.duration_since(from).as_secs_f64().max(1e-3)
+}
+
+/// `downloading: 1.00 GB of 4.00 GB, 100.00 MB/s, about 30 s left`.
+fn transfer_line(label: &str, done: u64, total: u64, rate: f64) -> String {
+    let left = total.saturating_sub(done);
+    let time = match left {
+        0 => String::new(),
+        _ if rate < 1.0 => ", nothing arrives at the moment".to_owned(),
+        left => format!(", about {} left", duration(left as f64 / rate)),
+    };
+    format!("{label}: {} of {}, {}/s{time}", ByteSize(done), ByteSize(total), ByteSize(rate as u64))
+}
+
 fn duration(seconds: f64) -> String {
     let whole = seconds.round() as u64;
     match (whole / 3600, whole / 60 % 60, whole % 60) {
@@ -150,6 +197,19 @@ mod tests {
         assert_eq!(loading, "loading: 1.00 MB of 4.00 MB, 2 s, about 6 s left");
         let share = line("measuring", Unit::Share, 299, 1000, Duration::from_secs(3));
         assert_eq!(share, "measuring: 29 %, 3 s, about 7 s left");
+    }
+
+    #[test]
+    fn a_resumed_transfer_is_timed_by_what_this_run_fetched() {
+        let line = transfer_line("downloading", 3_000_000_000, 4_000_000_000, 1e8);
+        assert_eq!(line, "downloading: 3.00 GB of 4.00 GB, 100.00 MB/s, about 10 s left");
+        assert!(transfer_line("downloading", 1, 2, 0.0).ends_with("0 B/s, nothing arrives at the moment"));
+        let now = Instant::now();
+        let mut arrivals: VecDeque<_> =
+            [(50, 0), (30, 1000), (10, 3000)].map(|(ago, n)| (now - Duration::from_secs(ago), n)).into();
+        // 2000 bytes in the last ten seconds; what is older than the window does not count.
+        let rate = rate(&mut arrivals, 5000);
+        assert!((150.0..=200.0).contains(&rate), "{rate}");
     }
 
     #[test]

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use forebay_store::json::parse_object;
 use serde_json::{Map, Value};
 
+use crate::disk::{existing, free_bytes};
+
 use super::error::SynthError;
 use super::plan::Plan;
 use super::shard::{PARTIAL, is_complete, write_whole};
@@ -32,13 +34,7 @@ impl Folder {
     /// a part of it.
     pub fn take(dir: &Path, stamp: &Value, bytes: u64) -> Result<Self, SynthError> {
         if !dir.exists() {
-            room(
-                dir,
-                bytes,
-                dir.ancestors()
-                    .find(|above| above.exists() || above.as_os_str().is_empty())
-                    .and_then(free_bytes),
-            )?;
+            room(dir, bytes, existing(dir).and_then(free_bytes))?;
         }
         fs::create_dir_all(dir).map_err(|cause| SynthError::at("create", dir, cause))?;
         let found = names(dir)?;
@@ -147,19 +143,6 @@ fn changes(prefix: &str, there: &Map<String, Value>, asked: &Map<String, Value>)
         }
     }
     changed
-}
-
-/// Bytes that may still be written to the disk of `dir`, where the system says.
-fn free_bytes(dir: &Path) -> Option<u64> {
-    // The parent of a relative name is written as nothing at all.
-    let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
-    #[cfg(unix)]
-    return rustix::fs::statvfs(dir).ok().map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize));
-    #[cfg(not(unix))]
-    return {
-        let _ = dir;
-        None
-    };
 }
 
 fn room(dir: &Path, bytes: u64, free: Option<u64>) -> Result<(), SynthError> {

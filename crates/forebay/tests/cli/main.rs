@@ -5,6 +5,7 @@ mod chat;
 mod damage;
 mod doctor;
 mod errors;
+mod get;
 mod inspect;
 mod memory;
 mod plan;
