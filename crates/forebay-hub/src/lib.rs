@@ -1,4 +1,13 @@
-//! Where models come from. So far: [`synth`], models of random weights with the true shape of GLM-5.2, for
-//! measuring without 360 GB of download.
+//! Where models come from, and how they prove what they are.
+//!
+//! - [`synth`]: models of random weights with the true shape of GLM-5.2, for measuring without 360 GB of download.
+//! - [`convert`]: a checkpoint becomes a model of small integers, one file after another.
+//! - [`verify`]: whether a folder holds a whole model, by its headers or by every byte; [`digests`]: what the bytes
+//!   should be.
+//! - [`output`]: what writing a model takes.
 
+pub mod convert;
+pub mod digests;
+pub mod output;
 pub mod synth;
+//pub mod verify;
