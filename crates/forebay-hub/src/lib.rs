@@ -10,4 +10,4 @@ pub mod convert;
 pub mod digests;
 pub mod output;
 pub mod synth;
-//pub mod verify;
+pub mod verify;

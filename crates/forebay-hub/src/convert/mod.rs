@@ -32,7 +32,7 @@ pub use plan::Plan;
 pub use source::{LocalFolder, Source, SourceFile};
 pub use targets::Targets;
 
-use crate::digests::{DIGESTS, Digest, Digests, hex};
+use crate::digests::{Digest, Digests, hex};
 use crate::output::file::{PARTIAL, write_whole};
 use crate::output::folder::{lock, names};
 use manifest::{MANIFEST, Manifest};
@@ -128,6 +128,7 @@ impl Job {
         fs::create_dir_all(dir).map_err(|cause| ConvertError::at("create", dir, cause))?;
         let _lock = lock(dir, LOCK)?.ok_or_else(|| ConvertError::Busy { dir: dir.to_owned() })?;
         let manifest = Manifest::open(dir, self.stamp())?;
+        self.check_shards(dir)?;
         manifest.write()?;
         let (plan, files, options) = (&self.plan, &self.files[..], &self.options);
         let mut run = Run { dir, plan, files, options, cancel, progress, manifest, written: 0 };
@@ -154,7 +155,16 @@ impl Job {
         map
     }
 
-    /// Nothing of somebody else's is written into or beside.
+    /// A weight file of somebody else's would be read as part of the result.
+    fn check_shards(&self, dir: &Path) -> Result<(), ConvertError> {
+        let ours = |name: &String| self.plan.outputs.iter().any(|output| output.name == *name);
+        match names(dir)?.into_iter().find(|name| name.ends_with(".safetensors") && !ours(name)) {
+            Some(found) => Err(ConvertError::Occupied { dir: dir.to_owned(), found }),
+            None => Ok(()),
+        }
+    }
+
+    /// The result goes to a folder of its own.
     fn check_folder(&self, source: &dyn Source, dir: &Path) -> Result<(), ConvertError> {
         let real = |path: &Path| fs::canonicalize(path).ok();
         if let (Some(from), Some(to)) = (real(&source.place()), real(dir))
@@ -166,15 +176,14 @@ impl Job {
             return Ok(());
         }
         let found = names(dir)?;
-        let occupied = |name: &String| ConvertError::Occupied { dir: dir.to_owned(), found: name.clone() };
         // A run that was killed at once leaves only these.
         let harmless = [LOCK.to_owned(), format!("{MANIFEST}{PARTIAL}")];
-        if !found.contains(MANIFEST) {
-            return found.iter().find(|name| !harmless.contains(name)).map_or(Ok(()), |name| Err(occupied(name)));
+        match found.into_iter().find(|name| !harmless.contains(name)) {
+            Some(found) if !dir.join(MANIFEST).exists() => {
+                Err(ConvertError::Occupied { dir: dir.to_owned(), found })
+            }
+            _ => Ok(()),
         }
-        let ours = |name: &String| self.plan.outputs.iter().any(|output| output.name == *name);
-        let foreign = found.iter().find(|name| name.ends_with(".safetensors") && !ours(name));
-        foreign.map_or(Ok(()), |name| Err(occupied(name)))
     }
 
     /// Writes the small files, the digests of all, and last of all what makes a folder a model.
@@ -242,6 +251,3 @@ fn config(source: &mut dyn Source) -> Result<(ModelSpec, Vec<u8>), ConvertError>
     let spec = glm::spec(&ConfigFile::parse(NAME, text.as_bytes())?)?;
     Ok((spec, text.into_bytes()))
 }
-
-/// Names that belong into the folder of a converted model, beside weights and text.
-pub(crate) const OWN_FILES: [&str; 3] = [MANIFEST, DIGESTS, LOCK];
