@@ -3,6 +3,7 @@
 
 mod bench;
 mod engine;
+mod models;
 
 use std::path::PathBuf;
 
@@ -13,6 +14,7 @@ use forebay_hub::synth::spec::DEFAULT_SHARD_BYTES;
 
 pub use bench::*;
 pub use engine::*;
+pub use models::*;
 
 const ABOUT: &str = "Run giant Mixture-of-Experts models on any machine, by streaming experts from disk";
 
@@ -30,6 +32,8 @@ Examples:
   forebay plan /models/GLM-5.2 --machine-memory 24G
   forebay inspect /models/GLM-5.2 --memory 16G
   forebay score --file book.txt
+  forebay convert /models/GLM-5.2-FP8 /models/GLM-5.2
+  forebay verify /models/GLM-5.2
 
 Exit status:
   0    done (also when the reader of standard output closes it early)
@@ -108,6 +112,17 @@ pub enum Verb {
     /// real ones, experts are chosen about as often as real text does, and the text that comes out is noise. A run
     /// that was stopped goes on when the same command is given again. docs/synth.md says more.
     Synth(SynthArgs),
+    /// Check that a model folder is whole
+    ///
+    /// By headers alone it takes seconds: every tensor that the config asks for, exact byte counts, duplicates,
+    /// overlaps, stray files, and which optional parts are there. Ends with status 3 and the exact list of what is
+    /// wrong. docs/convert.md says more.
+    Verify(VerifyArgs),
+    /// Convert a checkpoint (BF16, F16, F32, FP8 or NVFP4) to small integers
+    ///
+    /// The whole model in one pass, MTP layer and indexer included. A run that was stopped goes on when the same
+    /// command is given again; the source is never changed. docs/convert.md says what comes out.
+    Convert(ConvertArgs),
 }
 
 /// `forebay tune`.

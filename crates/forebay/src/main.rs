@@ -2,7 +2,7 @@
 //!
 //! - [`args`]: what can be typed. [`settings`]: what it means. [`failure`]: the exit statuses.
 //! - One module per verb: [`run`], [`chat`], [`inspect`], [`plan`], [`score`], [`mod@bench`], [`doctor`], [`tune`],
-//!   [`synth`].
+//!   [`synth`], [`verify`], [`convert`].
 //! - What they share: [`load`] a model, read a [`prompt`], show an [`answer`], [`progress`], Ctrl-C in
 //!   [`interrupt`], measurements in [`report`],
 //!   recorded routes in [`route_trace`], the streams in [`console`].
@@ -16,6 +16,7 @@ mod bench;
 mod bundled;
 mod chat;
 mod console;
+mod convert;
 mod dirs;
 mod doctor;
 mod failure;
@@ -35,6 +36,7 @@ mod settings;
 mod synth;
 mod tune;
 mod usage;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -55,6 +57,8 @@ fn main() -> ExitCode {
         Verb::Doctor(args) => doctor::run(args),
         Verb::Tune(args) => tune::run(args),
         Verb::Synth(args) => synth::run(args),
+        Verb::Verify(args) => verify::run(args),
+        Verb::Convert(args) => convert::run(args),
     };
     let Err(failure) = done else { return ExitCode::SUCCESS };
     if let Failure::Error { message, .. } = &failure {

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::time::Instant;
 
-use forebay_engine::{Engine, Session, TokenScore};
+use forebay_core::CancelToken;
+use forebay_engine::{Engine, EngineOptions, Session, TokenScore};
 use serde_json::{Value, json};
 
 use crate::args::ScoreArgs;
@@ -64,20 +65,7 @@ pub fn run(args: &ScoreArgs) -> Result<(), Failure> {
         ));
     }
     let started = Instant::now();
-    let scored = interrupt.during(|cancel| {
-        let mut session = Session::new(&engine);
-        let total: usize = windows.iter().map(|window| window.tokens.len()).sum();
-        let progress = Progress::start("scoring", Unit::Tokens, total as u64);
-        let mut before = 0;
-        let score = |window: Window| {
-            let on_progress = &mut |done: usize, _| progress.update((before + done) as u64, total as u64);
-            let mut scores = session.score(&mut engine, &window.tokens, cancel, on_progress)?;
-            before += window.tokens.len();
-            scores.drain(..window.first - 1);
-            Ok(Scored { window, scores })
-        };
-        windows.into_iter().map(score).collect::<Result<Vec<_>, Failure>>()
-    })?;
+    let scored = interrupt.during(|cancel| score(&mut engine, windows, "scoring", cancel))?;
     let seconds = started.elapsed().as_secs_f64();
 
     let summary = Summary::of(&scored);
@@ -106,6 +94,43 @@ pub fn run(args: &ScoreArgs) -> Result<(), Failure> {
         report::deviations(engine.options()),
     ));
     Ok(())
+}
+
+/// Scores every window from nothing.
+fn score(
+    engine: &mut Engine,
+    windows: Vec<Window>,
+    label: &'static str,
+    cancel: &CancelToken,
+) -> Result<Vec<Scored>, Failure> {
+    let mut session = Session::new(engine);
+    let total: usize = windows.iter().map(|window| window.tokens.len()).sum();
+    let progress = Progress::start(label, Unit::Tokens, total as u64);
+    let mut before = 0;
+    let score = |window: Window| {
+        let on_progress = &mut |done: usize, _| progress.update((before + done) as u64, total as u64);
+        let mut scores = session.score(engine, &window.tokens, cancel, on_progress)?;
+        before += window.tokens.len();
+        scores.drain(..window.first - 1);
+        Ok(Scored { window, scores })
+    };
+    windows.into_iter().map(score).collect()
+}
+
+/// The scores of a text with the model in `dir`, as the verb would score it; `label` says what is going on.
+pub fn text(
+    dir: &Path,
+    text: &str,
+    options: &EngineOptions,
+    label: &'static str,
+    cancel: &CancelToken,
+) -> Result<Vec<TokenScore>, Failure> {
+    let input = input(Given::Text(text.to_owned()), dir, true)?;
+    let mut engine = load::open_engine(dir, options.clone(), &[])?;
+    check_ids(&input, engine.spec().vocab)?;
+    let windows = cut(&input, engine.plan().context, 0)?;
+    let scored = score(&mut engine, windows, label, cancel)?;
+    Ok(scored.into_iter().flat_map(|window| window.scores).collect())
 }
 
 /// What the user gave.
