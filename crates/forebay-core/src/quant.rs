@@ -3,7 +3,7 @@
 //! This is the readable truth of container spec sections 5.3 and 5.4; the SIMD
 //! decoders in `forebay-kernels` are compared with it bit for bit.
 
-use crate::float::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16, FP8_E4M3};
+use crate::float::{FP8_E4M3, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use crate::format::{FP8_BLOCK, Format};
 use crate::view::MatrixView;
 

@@ -54,7 +54,8 @@ fn results_equal_an_independent_computation_byte_for_byte() {
                 tensors += 1 + usize::from(scales.is_some());
                 all.extend(scales.unwrap_or_default());
                 let hash = format!("{:x?}", Sha256::digest(&all)[..8].to_vec());
-                let hash: String = hash.split(", ").map(|b| format!("{:0>2}", b.trim_matches(['[', ']']))).collect();
+                let hash: String =
+                    hash.split(", ").map(|b| format!("{:0>2}", b.trim_matches(['[', ']']))).collect();
                 assert_eq!(format!("{found} {hash}"), wanted.as_str().unwrap(), "{case} {target}: {name}");
             }
             let fillers = catalog.iter().filter(|(name, _)| name.starts_with(FILLER)).count();
@@ -65,25 +66,40 @@ fn results_equal_an_independent_computation_byte_for_byte() {
 
 #[test]
 fn results_are_whole_models_that_the_engine_runs() {
-    for (case, to) in [("bf16", "int4-g64"), ("bf16", "int8"), ("fp8", "int4-g64"), ("fp8", "int4-row"), ("fp8", "int8"),
-        ("fused", "int4-row"), ("nvfp4", "int4-g64")]
-    {
+    for (case, to) in [
+        ("bf16", "int4-g64"),
+        ("bf16", "int8"),
+        ("fp8", "int4-g64"),
+        ("fp8", "int4-row"),
+        ("fp8", "int8"),
+        ("fused", "int4-row"),
+        ("nvfp4", "int4-g64"),
+    ] {
         let dir = tempfile::tempdir().unwrap();
         convert(&golden(case), dir.path(), options(Targets::of(format(to)))).unwrap();
         let found = Snapshot::open(dir.path(), SnapshotOptions::default()).unwrap();
-        assert_eq!((&found.sparse_attention, &found.mtp), (&Capability::Active, &Capability::Active), "{case}");
+        assert_eq!(
+            (&found.sparse_attention, &found.mtp),
+            (&Capability::Active, &Capability::Active),
+            "{case}"
+        );
         // The MTP layer's experts are read at once as well.
         let mtp = found.mtp_part.as_ref().unwrap();
         for experts in [&found.experts, &mtp.experts] {
             assert_eq!(experts.total, experts.coalesced, "{case} {to}");
         }
-        assert!(found.notes.iter().all(|note| !note.contains("more than one group size")), "{:?}", found.notes);
+        assert!(
+            found.notes.iter().all(|note| !note.contains("more than one group size")),
+            "{:?}",
+            found.notes
+        );
         // NVFP4 is never run.
         if case != "nvfp4" {
             // 130 columns in groups of 64 would be taken for groups of 48.
             let to = format(if (case, to) == ("fp8", "int4-g64") { "int4-g32" } else { to });
             let dir = tempfile::tempdir().unwrap();
-            convert(&golden(case), dir.path(), options(Targets { attention: to, ..Targets::of(to) })).unwrap();
+            convert(&golden(case), dir.path(), options(Targets { attention: to, ..Targets::of(to) }))
+                .unwrap();
             // The engine quantises at load by the same rule, so not a bit may differ.
             let (before, after) = (scores(&golden(case), Some(to)), scores(dir.path(), None));
             assert!(after.iter().all(|score| score.log_probability.is_finite()));
@@ -119,7 +135,10 @@ fn experts_are_one_aligned_run_of_codes_and_scales() {
             assert_eq!(parts.len(), 6);
             assert!(parts[0].0.is_multiple_of(4096), "{case} {key}");
             assert!(parts.iter().all(|part| part.2 == parts[0].2), "{case} {key} is split");
-            assert_eq!(parts.iter().map(|part| part.3).collect::<Vec<_>>(), [false, false, false, true, true, true]);
+            assert_eq!(
+                parts.iter().map(|part| part.3).collect::<Vec<_>>(),
+                [false, false, false, true, true, true]
+            );
             for (n, pair) in parts.windows(2).enumerate() {
                 let gap = pair[1].0 - pair[0].0 - pair[0].1;
                 // Scales are words: up to three bytes may lie between them and the codes.
@@ -129,11 +148,14 @@ fn experts_are_one_aligned_run_of_codes_and_scales() {
         }
         // Other readers of safetensors refuse holes.
         for shard in 0..catalog.shards().len() as u32 {
-            let mut all: Vec<_> = catalog.iter().filter(|(_, e)| e.shard == shard).map(|(_, e)| (e.offset, e.len)).collect();
+            let mut all: Vec<_> =
+                catalog.iter().filter(|(_, e)| e.shard == shard).map(|(_, e)| (e.offset, e.len)).collect();
             all.sort_unstable();
             let ends = all.windows(2).all(|pair| pair[0].0 + pair[0].1 == pair[1].0);
             let (last, len) = all[all.len() - 1];
-            assert!(ends && last + len == catalog.shards()[shard as usize].size && all[0].0.is_multiple_of(4096));
+            assert!(
+                ends && last + len == catalog.shards()[shard as usize].size && all[0].0.is_multiple_of(4096)
+            );
         }
     }
 }
@@ -222,7 +244,9 @@ fn other_options_another_source_and_other_peoples_folders_are_refused() {
     let before = model_files(dir.path());
     let other = Options { mtp: false, ..options(Targets::of(Format::Int4Row)) };
     let error = convert(source.path(), dir.path(), other).unwrap_err().to_string();
-    for words in ["mtp: true there, false asked for", "formats.experts: \"int4-g64\" there, \"int4-row\" asked for"] {
+    for words in
+        ["mtp: true there, false asked for", "formats.experts: \"int4-g64\" there, \"int4-row\" asked for"]
+    {
         assert!(error.contains(words), "{error}");
     }
     let first = source.path().join("model-00001-of-00003.safetensors");
@@ -257,4 +281,67 @@ fn parts_are_left_out_only_when_asked_and_never_half() {
     fs::remove_file(half.path().join("model-00003-of-00003.safetensors")).unwrap();
     let error = Job::new(&mut LocalFolder::new(half.path()), int4_g64()).unwrap_err();
     assert!(matches!(error, ConvertError::Layout { count: 2.., .. }), "{error}");
+}
+
+/// A checkpoint with the bundled model's config has the tensors and byte counts of the bundled model, which another
+/// program converted to int8.
+#[test]
+fn the_bundled_models_geometry_becomes_its_container() {
+    let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+    let (source, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fs::copy(bundled.join("config.json"), source.path().join("config.json")).unwrap();
+    let config = forebay_store::config::ConfigFile::read(&bundled).unwrap();
+    let spec = forebay_model::families::glm::spec(&config).unwrap();
+    let (mut header, mut data) = (Map::new(), Vec::new());
+    let wanted = Catalog::open(&bundled).unwrap();
+    let mut add = |name: String, shape: Vec<usize>| {
+        let begin = data.len();
+        // Normal-ish numbers whose sizes differ by row, in BF16: the low bits of a counter, mixed.
+        let values = shape.iter().product::<usize>();
+        data.extend((0..values as u32).flat_map(|n| {
+            let mixed = n.wrapping_mul(0x9E37_79B9).rotate_left(11) ^ n;
+            (0x3C00u16 | (mixed as u16 & 0x80FF)).to_le_bytes()
+        }));
+        header.insert(
+            name,
+            serde_json::json!({"dtype": "BF16", "shape": shape, "data_offsets": [begin, data.len()]}),
+        );
+    };
+    for need in needs(&spec) {
+        use forebay_model::families::roles::Shape;
+        let shape = match need.shape {
+            Shape::Matrix { rows, cols } | Shape::FloatMatrix { rows, cols } => vec![rows, cols],
+            Shape::Vector { len } => vec![len],
+        };
+        add(need.name, shape);
+    }
+    let text = Value::Object(header).to_string();
+    let file = [&(text.len() as u64).to_le_bytes()[..], text.as_bytes(), &data].concat();
+    fs::write(source.path().join("model.safetensors"), file).unwrap();
+    convert(source.path(), out.path(), options(Targets::of(Format::Int8Row))).unwrap();
+    let found = Catalog::open(out.path()).unwrap();
+    for (name, entry) in wanted.iter() {
+        let made = found.get(name).unwrap_or_else(|| panic!("{name} is missing"));
+        assert_eq!((&made.dtype, made.len), (&entry.dtype, entry.len), "{name}");
+    }
+    let made = found.iter().filter(|(name, _)| !name.starts_with(FILLER)).count();
+    assert_eq!(made, wanted.len());
+    assert_eq!(Snapshot::open(out.path(), SnapshotOptions::default()).unwrap().mtp, Capability::Active);
+}
+
+/// Every tensor of a model.
+fn needs(spec: &forebay_model::ModelSpec) -> Vec<forebay_model::families::roles::TensorNeed> {
+    use forebay_model::families::glm;
+    let mut needs = glm::global_needs(spec);
+    for layer in 0..spec.layers.len() {
+        needs.extend(glm::layer_needs(spec, layer));
+    }
+    for layer in spec.sparse_layers() {
+        needs.extend((0..spec.moe.experts).flat_map(|expert| glm::expert_needs(spec, layer, expert)));
+    }
+    if let Some(indexer) = &spec.indexer {
+        needs.extend(spec.full_indexer_layers().flat_map(|layer| glm::indexer_needs(spec, indexer, layer)));
+    }
+    needs.extend(glm::mtp_needs(spec));
+    needs
 }

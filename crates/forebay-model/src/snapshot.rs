@@ -180,10 +180,7 @@ impl Snapshot {
 }
 
 /// Every tensor the decoder needs, routed experts included.
-pub fn requirements<'a>(
-    spec: &'a ModelSpec,
-    catalog: &'a Catalog,
-) -> impl Iterator<Item = Requirement> + 'a {
+pub fn requirements<'a>(spec: &'a ModelSpec, catalog: &'a Catalog) -> impl Iterator<Item = Requirement> + 'a {
     let global = glm::global_needs(spec).into_iter().map(|need| requirement(need, Group::Global));
     let layers = (0..spec.layers.len()).flat_map(move |layer| {
         let group = Group::Layer(layer as u32);
@@ -229,10 +226,12 @@ pub fn indexer_requirements(spec: &ModelSpec) -> impl Iterator<Item = Requiremen
     )
 }
 
-/// Every tensor of the MTP layer.
-pub fn mtp_requirements(spec: &ModelSpec) -> impl Iterator<Item = Requirement> {
-    let group = Group::Layer(spec.layers.len() as u32);
-    glm::mtp_needs(spec).into_iter().map(move |need| requirement(need, group))
+/// Every tensor of the MTP layer, its routed experts last.
+pub fn mtp_requirements(spec: &ModelSpec, catalog: &Catalog) -> impl Iterator<Item = Requirement> {
+    let layer = spec.layers.len();
+    let group = Group::Layer(layer as u32);
+    let own = glm::mtp_resident_needs(spec).into_iter().map(move |need| requirement(need, group));
+    own.chain(expert_requirements(spec, catalog, layer))
 }
 
 /// Whether sparse attention can run with what the catalogue has.
@@ -256,7 +255,10 @@ pub fn sparse_attention(spec: &ModelSpec, catalog: &Catalog, options: SnapshotOp
 
 /// Whether the MTP layer could draft with what the catalogue has.
 pub fn mtp(spec: &ModelSpec, catalog: &Catalog) -> Capability {
-    let found = capability(census::check(catalog, mtp_requirements(spec)), "the snapshot has none of its tensors");
+    let found = capability(
+        census::check(catalog, mtp_requirements(spec, catalog)),
+        "the snapshot has none of its tensors",
+    );
     let join = glm::mtp_join_name(spec);
     let join = layout::weight(catalog, &join, spec.hidden, 2 * spec.hidden);
     match (found, join) {

@@ -211,12 +211,7 @@ impl Catalog {
         folder::missing_shards(&self.dir, &present)
     }
 
-    fn add(
-        &mut self,
-        file: Shard,
-        tensors: Vec<HeaderTensor>,
-        options: Options,
-    ) -> Result<(), CatalogError> {
+    fn add(&mut self, file: Shard, tensors: Vec<HeaderTensor>, options: Options) -> Result<(), CatalogError> {
         let too_many = || CatalogError::TooMany { dir: self.dir.clone() };
         let shard = u32::try_from(self.shards.len()).map_err(|_| too_many())?;
         u32::try_from(self.entries.len() + tensors.len()).map_err(|_| too_many())?;

@@ -73,7 +73,9 @@ impl Hashed {
         };
         match (self.origin, self.recorded) {
             (_, true) => format!("recorded in {DIGESTS}: {files} files, {bytes}"),
-            (Origin::Cache, _) => format!("{files} files, {bytes}, compared with the names of their blobs{rest}"),
+            (Origin::Cache, _) => {
+                format!("{files} files, {bytes}, compared with the names of their blobs{rest}")
+            }
             _ => format!("{files} files, {bytes}, compared with {DIGESTS}{rest}"),
         }
     }
@@ -109,7 +111,9 @@ fn hash(args: &VerifyArgs, report: &mut Report) -> Result<Hashed, Failure> {
         let first = report.problems.first().map_or("", |problem| &problem.message);
         return Err(Failure::new(
             Exit::Model,
-            format!("digests of an incomplete model are not recorded: {first}; `forebay verify` lists all that is wrong"),
+            format!(
+                "digests of an incomplete model are not recorded: {first}; `forebay verify` lists all that is wrong"
+            ),
         ));
     }
     if args.record && !record {

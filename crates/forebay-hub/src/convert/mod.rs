@@ -211,7 +211,8 @@ impl Job {
             digests.write(dir)?;
         }
         tidy(dir);
-        let leftovers = names(dir)?.into_iter().filter(|name| name.ends_with(&format!(".safetensors{PARTIAL}")));
+        let leftovers =
+            names(dir)?.into_iter().filter(|name| name.ends_with(&format!(".safetensors{PARTIAL}")));
         leftovers.for_each(|name| drop(fs::remove_file(dir.join(name))));
         put(dir, "config.json", &self.config)?;
         // Still locked, but no longer needed; should it stay, it does no harm.

@@ -232,9 +232,13 @@ impl Finder<'_> {
         let there = |needs: &[TensorNeed]| needs.iter().any(|need| self.catalog.get(&need.name).is_some());
         let resident = glm::mtp_resident_needs(spec);
         let has_mtp = there(&resident) || is_fused(self.catalog, spec.layers.len());
-        let indexer: Vec<TensorNeed> = spec.indexer.iter().flat_map(|indexer| {
-            spec.full_indexer_layers().flat_map(move |layer| glm::indexer_needs(spec, indexer, layer))
-        }).collect();
+        let indexer: Vec<TensorNeed> = spec
+            .indexer
+            .iter()
+            .flat_map(|indexer| {
+                spec.full_indexer_layers().flat_map(move |layer| glm::indexer_needs(spec, indexer, layer))
+            })
+            .collect();
         let has_indexer = there(&indexer);
         match (self.options.mtp, has_mtp) {
             (true, true) => {
@@ -245,16 +249,21 @@ impl Finder<'_> {
                 self.each(resident.into_iter().map(mtp).collect(), units)?;
                 self.experts(spec.layers.len(), Role::Mtp, units)?;
             }
-            (true, false) => notes.push("the source has no MTP layer: the result cannot draft tokens".to_owned()),
+            (true, false) => {
+                notes.push("the source has no MTP layer: the result cannot draft tokens".to_owned())
+            }
             (false, true) => notes.push("the MTP layer is left out, as asked".to_owned()),
             (false, false) => {}
         }
         match (self.options.indexer, has_indexer) {
             (true, true) => self.each(indexer, units)?,
             (true, false) if spec.indexer.is_some() => notes.push(
-                "the source has no tensors of the indexer that its config declares: attention will be dense".to_owned(),
+                "the source has no tensors of the indexer that its config declares: attention will be dense"
+                    .to_owned(),
             ),
-            (false, true) => notes.push("the indexer is left out, as asked: attention will be dense".to_owned()),
+            (false, true) => {
+                notes.push("the indexer is left out, as asked: attention will be dense".to_owned())
+            }
             _ => {}
         }
         Ok(notes)
@@ -388,7 +397,8 @@ impl Draft {
     }
 
     fn entry(&mut self, name: String, dtype: &str, shape: &[usize], bytes: u64) -> Result<(), ConvertError> {
-        let end = self.at.checked_add(bytes).ok_or_else(|| ConvertError::TooLarge { tensor: name.clone() })?;
+        let end =
+            self.at.checked_add(bytes).ok_or_else(|| ConvertError::TooLarge { tensor: name.clone() })?;
         self.entries.insert(name, json!({"dtype": dtype, "shape": shape, "data_offsets": [self.at, end]}));
         self.at = end;
         Ok(())

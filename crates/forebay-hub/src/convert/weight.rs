@@ -78,7 +78,8 @@ fn nvfp4(
     };
     let (tall, wide) = (rows as u64, cols as u64);
     check(name, entry, &Dtype::U8, &[tall, wide.div_ceil(2)], "it does not fit config.json")?;
-    let swizzled = "its scales may be in the order of a GPU's kernels; convert a checkpoint with plain scales";
+    let swizzled =
+        "its scales may be in the order of a GPU's kernels; convert a checkpoint with plain scales";
     let groups = [tall, wide.div_ceil(NVFP4_GROUP as u64)];
     check(&scales_name, scales, &Dtype::F8E4m3, &groups, swizzled)?;
     let one: &[u64] = if scale_2.shape.is_empty() { &[] } else { &[1] };
@@ -159,7 +160,11 @@ fn slice(whole: Extent, row_bytes: usize, rows: &Range<usize>) -> Extent {
 }
 
 /// The multipliers of the FP8 blocks that `rows` lie in; none for floats.
-fn scale_lines(layout: &WeightLayout, inputs: &Inputs, rows: &Range<usize>) -> Result<Vec<f32>, ConvertError> {
+fn scale_lines(
+    layout: &WeightLayout,
+    inputs: &Inputs,
+    rows: &Range<usize>,
+) -> Result<Vec<f32>, ConvertError> {
     let Some(scales) = layout.scales else { return Ok(Vec::new()) };
     let lines = rows.start / FP8_BLOCK..rows.end.div_ceil(FP8_BLOCK);
     let bytes = inputs.read(&slice(scales, 4 * layout.cols.div_ceil(FP8_BLOCK), &lines))?;

@@ -57,6 +57,10 @@ impl Run<'_> {
             if output.is_none() && aside.is_empty() {
                 continue;
             }
+            let parts =
+                output.map_or(0, |output| output.bytes) + aside.iter().map(|part| part.len).sum::<u64>();
+            let fetched = if source.keeps_files() { 0 } else { self.files[file].size };
+            self.check_room(parts.saturating_add(fetched))?;
             let path = source.take(file)?;
             self.check_unchanged(&path, &self.files[file])?;
             if !aside.is_empty() {

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use forebay_core::format::FP8_BLOCK;
 use forebay_core::Format;
+use forebay_core::format::FP8_BLOCK;
 use forebay_model::ModelSpec;
 use forebay_model::families::glm;
 use forebay_model::families::roles::{Shape, TensorNeed};

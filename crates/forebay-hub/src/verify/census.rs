@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
-use forebay_core::ByteSize;
+use forebay_core::{ByteSize, ExpertKey};
 use forebay_model::families::glm;
 use forebay_model::families::roles::Role;
 use forebay_model::snapshot::{
@@ -46,7 +46,8 @@ pub fn census(dir: &Path) -> Report {
     let Some(catalog) = headers(dir, &mut report) else { return report };
     report.tensors = catalog.len();
     if let Some(spec) = spec {
-        let mut counts = Counts { report: &mut report, catalog: &catalog, needed: BTreeSet::new() };
+        let layers = spec.layers.len() as u32;
+        let mut counts = Counts { report: &mut report, catalog: &catalog, layers, needed: BTreeSet::new() };
         counts.all(&spec);
         let needed = counts.needed;
         strays(&catalog, &needed, &mut report);
@@ -65,7 +66,9 @@ fn spec(dir: &Path, report: &mut Report) -> Option<ModelSpec> {
     match read() {
         Ok((spec, stops)) => {
             if stops.is_empty() {
-                report.notes.push("neither config names a stop token: answers end at their longest".to_owned());
+                report
+                    .notes
+                    .push("neither config names a stop token: answers end at their longest".to_owned());
             }
             Some(spec)
         }
@@ -86,7 +89,11 @@ fn headers(dir: &Path, report: &mut Report) -> Option<Catalog> {
         }
     };
     if paths.is_empty() {
-        report.add(Kind::Folder, dir.display().to_string(), format!("no .safetensors file: {}", folder::advice(dir)));
+        report.add(
+            Kind::Folder,
+            dir.display().to_string(),
+            format!("no .safetensors file: {}", folder::advice(dir)),
+        );
         return None;
     }
     let mut files = Vec::new();
@@ -130,6 +137,8 @@ fn check_ends(name: &str, size: u64, tensors: &[HeaderTensor], report: &mut Repo
 struct Counts<'a> {
     report: &'a mut Report,
     catalog: &'a Catalog,
+    /// Layers, the MTP layer apart.
+    layers: u32,
     /// Tensors that something asks for.
     needed: BTreeSet<String>,
 }
@@ -149,9 +158,10 @@ impl Counts<'_> {
         let part = matches!(state, Capability::Incomplete { .. })
             || matches!(&state, Capability::Unusable { reason } if !reason.starts_with("eh_proj"));
         let (mut dense, mut experts) = (BTreeMap::new(), BTreeMap::new());
-        for requirement in mtp_requirements(spec) {
+        for requirement in mtp_requirements(spec, self.catalog) {
             self.optional(&requirement, part, &roles);
-            let is_matrix = matches!(requirement.kind, store::Kind::Weight { .. });
+            let is_matrix =
+                matches!(requirement.kind, store::Kind::Weight { .. } | store::Kind::Fused { .. });
             if let (true, Ok(layout)) = (is_matrix, store::look(self.catalog, &requirement)) {
                 let formats = if is_expert(&requirement) { &mut experts } else { &mut dense };
                 *formats.entry(layout.format.to_string()).or_default() += 1;
@@ -159,7 +169,8 @@ impl Counts<'_> {
         }
         if spec.indexer.is_some() && matches!(sparse, Capability::Absent { .. }) {
             self.report.notes.push(
-                "sparse attention (DSA) is declared and there are no indexer tensors: attention is dense".to_owned(),
+                "sparse attention (DSA) is declared and there are no indexer tensors: attention is dense"
+                    .to_owned(),
             );
         }
         if spec.mtp_layers > 0 && matches!(state, Capability::Absent { .. }) {
@@ -188,11 +199,15 @@ impl Counts<'_> {
         match store::look(self.catalog, requirement) {
             Ok(layout) => {
                 let expert = is_expert(requirement);
-                let sum = if expert { &mut self.report.expert_bytes } else { &mut self.report.resident_bytes };
+                let sum =
+                    if expert { &mut self.report.expert_bytes } else { &mut self.report.resident_bytes };
                 *sum = sum.saturating_add(layout.total_bytes());
-                let routed = matches!(requirement.group, Group::Expert(_))
-                    || matches!(requirement.kind, store::Kind::Fused { .. });
-                let other = if routed { Role::RoutedExpert } else { Role::Mtp };
+                // Every other tensor has a role of its own.
+                let of_mtp = match requirement.group {
+                    Group::Layer(layer) | Group::Expert(ExpertKey { layer, .. }) => layer >= self.layers,
+                    Group::Global => false,
+                };
+                let other = if of_mtp { Role::Mtp } else { Role::RoutedExpert };
                 let role = roles.get(name).copied().unwrap_or(other);
                 let formats = self.report.formats.entry(role).or_default();
                 *formats.entry(layout.format.to_string()).or_default() += 1;
@@ -252,6 +267,8 @@ fn leftovers(dir: &Path, report: &mut Report) {
     // The folder could be listed a moment ago.
     let names = names(dir).unwrap_or_default();
     for name in names.iter().filter(|name| LEFTOVERS.iter().any(|end| name.ends_with(end))) {
-        report.notes.push(format!("{name} is left over from something unfinished; delete it if nothing writes it"));
+        report
+            .notes
+            .push(format!("{name} is left over from something unfinished; delete it if nothing writes it"));
     }
 }

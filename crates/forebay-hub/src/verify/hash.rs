@@ -62,7 +62,8 @@ pub fn expected(dir: &Path) -> Result<(Digests, Origin), HashError> {
     let mut found = BTreeMap::new();
     for (name, path) in files(dir)? {
         let blob = fs::read_link(&path).ok().and_then(|to| to.file_name().map(|name| name.to_owned()));
-        let Some(sha256) = blob.and_then(|name| name.into_string().ok()).filter(|name| is_sha256(name)) else {
+        let Some(sha256) = blob.and_then(|name| name.into_string().ok()).filter(|name| is_sha256(name))
+        else {
             continue;
         };
         let size = fs::metadata(&path).map(|meta| meta.len());
@@ -103,9 +104,7 @@ impl State {
     fn save(&self) -> Result<(), FileError> {
         let folder = self.path.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(folder).map_err(|cause| FileError::new("create", folder, cause))?;
-        let entry = |(digest, modified): &(Digest, u128)| {
-            json!({"size": digest.size, "sha256": digest.sha256, "modified": modified.to_string()})
-        };
+        let entry = |(digest, modified): &(Digest, u128)| json!({"size": digest.size, "sha256": digest.sha256, "modified": modified.to_string()});
         let map: Map<_, _> = self.done.iter().map(|(name, done)| (name.clone(), entry(done))).collect();
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
         write_json(folder, &name, &Value::Object(map))
@@ -128,7 +127,9 @@ pub fn hash_all(
     let mut total = 0;
     let mut open = Vec::new();
     let mut hashed = 0;
-    for (name, path) in files(dir)?.into_iter().filter(|(name, _)| only.is_none_or(|only| only.contains(name))) {
+    for (name, path) in
+        files(dir)?.into_iter().filter(|(name, _)| only.is_none_or(|only| only.contains(name)))
+    {
         let look = |cause| FileError::new("look at", &path, cause);
         let size = fs::metadata(&path).map_err(look)?.len();
         let time = modified(&path).map_err(|error| look(io::Error::other(error.to_string())))?;
@@ -216,7 +217,9 @@ fn hash_file(path: &Path, hashed: &AtomicU64, stop: &dyn Fn() -> bool) -> Result
 pub fn compare(expected: &Digests, found: &Digests, report: &mut Report) {
     for (name, wanted) in &expected.0 {
         match found.0.get(name) {
-            None => report.add(Kind::Absent, name, format!("{name} was recorded and is not there; get it again")),
+            None => {
+                report.add(Kind::Absent, name, format!("{name} was recorded and is not there; get it again"))
+            }
             Some(digest) if digest.size != wanted.size => report.add(
                 Kind::Digest,
                 name,
@@ -230,9 +233,12 @@ pub fn compare(expected: &Digests, found: &Digests, report: &mut Report) {
             Some(_) => {}
         }
     }
-    let unknown: Vec<String> = report.files.keys().filter(|name| !expected.0.contains_key(*name)).cloned().collect();
+    let unknown: Vec<String> =
+        report.files.keys().filter(|name| !expected.0.contains_key(*name)).cloned().collect();
     for name in unknown {
-        let message = format!("{name} is a weight file and no digest was recorded for it; nothing says what it should be");
+        let message = format!(
+            "{name} is a weight file and no digest was recorded for it; nothing says what it should be"
+        );
         report.add(Kind::NotRecorded, name, message);
     }
 }

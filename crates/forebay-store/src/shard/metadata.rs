@@ -64,7 +64,8 @@ pub fn read(reader: &mut Reader<'_>) -> Result<HashMap<String, Declared>, Header
                 wrong.get_or_insert(refuse(&key, &value, "one description of a tensor"));
             }
         } else {
-            wrong.get_or_insert_with(|| refuse(&key, &value, "a format and a shape, such as \"int8 64x128\""));
+            wrong
+                .get_or_insert_with(|| refuse(&key, &value, "a format and a shape, such as \"int8 64x128\""));
         }
         Ok::<_, HeaderError>(())
     })?;

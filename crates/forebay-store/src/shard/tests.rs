@@ -212,7 +212,8 @@ proptest! {
 #[test]
 fn declared_formats_are_read_and_strict() {
     let parse = |metadata: &str| {
-        let text = format!(r#"{{"__metadata__":{metadata},"w":{{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}}}"#);
+        let text =
+            format!(r#"{{"__metadata__":{metadata},"w":{{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}}}"#);
         parse_header(text.as_bytes(), 8 + text.len() as u64 + 4).map(|found| found[0].declared)
     };
     let named = parse(r#"{"forebay_container":"1","w":"int4-g64 2x4","gone":"int8 1x1"}"#).unwrap().unwrap();

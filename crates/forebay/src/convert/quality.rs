@@ -56,7 +56,9 @@ impl Quality {
                 100.0 * agreement
             ),
             (Err(why), _) => {
-                format!("perplexity          {after:.4} over {tokens} tokens; the source cannot be run here: {why}\n")
+                format!(
+                    "perplexity          {after:.4} over {tokens} tokens; the source cannot be run here: {why}\n"
+                )
             }
             _ => String::new(),
         }
