@@ -9,7 +9,7 @@ use std::path::Path;
 use common::{CASES, HandOut, bytes, convert, copy, format, golden, int4_g64, model_files, options, run};
 use forebay_core::{CancelToken, Format};
 use forebay_engine::{Engine, EngineOptions, Session};
-use forebay_hub::convert::plan::FILLER;
+use forebay_hub::convert::layout::FILLER;
 use forebay_hub::convert::{ConvertError, Job, LocalFolder, Options, Targets};
 use forebay_model::{Capability, Snapshot, SnapshotOptions};
 use forebay_store::catalog::Catalog;

@@ -11,8 +11,11 @@ use forebay_hub::convert::{ConvertError, Job, LocalFolder, Options, Source, Targ
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-/// Rewrites the tensors of every file of a checkpoint: `change` gets name, type, shape and bytes, and may drop it.
-fn rewrite(dir: &Path, change: &mut dyn FnMut(&str, &mut String, &mut Vec<u64>, &mut Vec<u8>) -> bool) {
+/// Changes a tensor: its name, type, shape and bytes. False drops it.
+type Change<'a> = dyn FnMut(&str, &mut String, &mut Vec<u64>, &mut Vec<u8>) -> bool + 'a;
+
+/// Rewrites the tensors of every file of a checkpoint.
+fn rewrite(dir: &Path, change: &mut Change<'_>) {
     let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     for path in files.filter(|path| path.extension().is_some_and(|end| end == "safetensors")) {
         let bytes = fs::read(&path).unwrap();

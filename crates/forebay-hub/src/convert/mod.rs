@@ -1,13 +1,14 @@
 //! A checkpoint becomes a model of small integers.
 //!
 //! - [`source`]: where the checkpoint is. [`targets`]: what every part of it becomes.
-//! - [`plan`]: every byte's place, before the first is written. `weight`, `input`: one matrix, read and decoded.
+//! - [`plan`], [`layout`]: every byte's place, before the first is written. `weight`, `input`: one matrix, read and decoded.
 //! - `write`, [`manifest`]: one file after another, and what was done already.
 //!
 //! docs/convert.md says what comes out, and how much memory and disk it takes.
 
 mod error;
 mod input;
+pub mod layout;
 pub mod manifest;
 pub mod plan;
 pub mod source;

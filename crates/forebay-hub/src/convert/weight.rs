@@ -13,6 +13,9 @@ use forebay_store::shard::Dtype;
 use super::error::ConvertError;
 use super::input::Inputs;
 
+/// What is done with every row: its number and its weights.
+pub type EachRow<'a> = dyn FnMut(usize, &[f32]) -> Result<(), ConvertError> + 'a;
+
 /// A matrix of the source.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Weight {
@@ -118,7 +121,7 @@ impl Weight {
         &self,
         inputs: &Inputs,
         rows: Range<usize>,
-        each: &mut dyn FnMut(usize, &[f32]) -> Result<(), ConvertError>,
+        each: &mut EachRow<'_>,
     ) -> Result<(), ConvertError> {
         let mut values = vec![0.0; self.cols()];
         match self {

@@ -18,7 +18,7 @@ use forebay_store::folder;
 use forebay_store::shard::{HeaderTensor, read_header};
 
 use super::report::{Kind, Mtp, Report};
-use crate::convert::plan::FILLER;
+use crate::convert::layout::FILLER;
 use crate::output::file::PARTIAL;
 use crate::output::folder::names;
 
