@@ -2,9 +2,11 @@
 
 mod common;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::rc::Rc;
 
 use common::{CASES, HandOut, bytes, convert, copy, format, golden, int4_g64, model_files, options, run};
 use forebay_core::{CancelToken, Format};
@@ -171,13 +173,34 @@ fn threads_change_no_byte_and_neither_does_a_source_that_gives_one_file_at_a_tim
         assert!(model_files(many.path()) == want, "{case}");
         let at = tempfile::tempdir().unwrap();
         let mut source = HandOut::new(&golden(case), at.path());
+        let bound = Job::new(&mut source, int4_g64()).unwrap().streamed_disk_bytes();
+        let (measured, most) = (handed.path().to_owned(), Rc::new(Cell::new(0)));
+        let seen = most.clone();
+        source.before_take = Box::new(move |_| {
+            seen.set(seen.get().max(weights_in(&measured)));
+            Ok(())
+        });
         run(&mut source, handed.path(), int4_g64()).unwrap();
         assert_eq!(source.taken, [0, 1, 2], "{case}: every file is taken once");
+        let largest = (0..3).map(|file| source.size(file)).max().unwrap();
+        let end = weights_in(handed.path());
+        assert!(most.get() > 0 && most.get().max(end) + largest <= bound, "{case}: {most:?} of {bound}");
         assert!(model_files(handed.path()) == want, "{case}");
         // Again: nothing to do, and nothing is taken.
         let again = run(&mut source, handed.path(), int4_g64()).unwrap();
         assert_eq!((again.written, source.taken.len()), (0, 3), "{case}");
     }
+}
+
+/// Bytes of weight files and pieces set aside, as they are on the disk.
+fn weights_in(dir: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(dir) else { return 0 };
+    let size = |entry: fs::DirEntry| match entry.path() {
+        path if path.is_dir() => weights_in(&path),
+        path if path.extension().is_some_and(|end| end == "json") => 0,
+        path => fs::metadata(path).unwrap().len(),
+    };
+    entries.map(|entry| size(entry.unwrap())).sum()
 }
 
 /// Stopped before every file: whatever is there then is continued, and pieces that were set aside are found again.
@@ -344,4 +367,92 @@ fn needs(spec: &forebay_model::ModelSpec) -> Vec<forebay_model::families::roles:
     }
     needs.extend(glm::mtp_needs(spec));
     needs
+}
+
+/// Three random geometries, in BF16 and in FP8: what the engine makes of the result is bit for bit what it makes of
+/// the source when it quantises at load, by a way of its own.
+#[test]
+fn random_geometries_convert_and_reload() {
+    use forebay_hub::synth::random::Stream;
+    use forebay_hub::synth::{self, Dims, SynthSpec, TextFiles};
+    // Widths in which groups of 64 are not mistaken for others.
+    const WIDTHS: [usize; 7] = [32, 64, 112, 128, 160, 192, 200];
+    for seed in 0..3 {
+        let mut stream = Stream::new(seed, "geometry", 0);
+        let mut pick = |from: &[usize]| from[stream.bits() as usize % from.len()];
+        let dims = Dims {
+            hidden: pick(&WIDTHS[2..]),
+            dense_width: pick(&WIDTHS),
+            expert_width: pick(&WIDTHS),
+            experts: pick(&[2, 5, 8]),
+            top_k: 2,
+            heads: 4,
+            q_rank: pick(&WIDTHS),
+            kv_rank: pick(&WIDTHS),
+            value: pick(&[16, 32, 40]),
+            vocab: 320,
+            max_context: 512,
+            ..Dims::TINY
+        };
+        let spec = SynthSpec {
+            dims,
+            dense: 1,
+            moe: 1,
+            format: Format::Bf16,
+            mtp: true,
+            dsa: true,
+            seed,
+            shard_bytes: 200_000,
+        };
+        let text = TextFiles { files: vec![], tokens: 300, stop_ids: vec![290] };
+        let source = tempfile::tempdir().unwrap();
+        synth::write(source.path(), &spec, &text, 2, &CancelToken::new(), &mut |_, _| {}).unwrap();
+        for fp8 in [false, true] {
+            if fp8 {
+                to_fp8(source.path());
+            }
+            for to in ["int4-g64", "int4-row", "int8"] {
+                let (to, out) = (format(to), tempfile::tempdir().unwrap());
+                let targets = Targets { attention: to, ..Targets::of(to) };
+                convert(source.path(), out.path(), options(targets))
+                    .unwrap_or_else(|error| panic!("{dims:?}: {error}"));
+                let found = Snapshot::open(out.path(), SnapshotOptions::default()).unwrap();
+                assert_eq!((&found.sparse_attention, &found.mtp), (&Capability::Active, &Capability::Active));
+                assert_eq!(scores(source.path(), Some(to)), scores(out.path(), None), "{dims:?} {to} {fp8}");
+            }
+        }
+    }
+}
+
+/// Stores the matrices of layers, the router apart, as FP8 with a multiplier per block.
+fn to_fp8(dir: &Path) {
+    use forebay_core::float::{bf16_to_f32, f32_to_fp8_e4m3};
+    let mut scales: Vec<(String, [usize; 2], Vec<u8>)> = Vec::new();
+    common::rewrite(dir, &mut |name, dtype, shape, bytes| {
+        if dtype != "BF16" || shape.len() != 2 || !name.contains(".layers.") {
+            return true;
+        }
+        let (rows, cols) = (shape[0] as usize, shape[1] as usize);
+        let words = bytes.as_chunks().0.iter();
+        let values: Vec<f32> = words.map(|word| bf16_to_f32(u16::from_le_bytes(*word))).collect();
+        let across = cols.div_ceil(128);
+        let block = |i: usize| i / cols / 128 * across + i % cols / 128;
+        let mut largest = vec![0f32; rows.div_ceil(128) * across];
+        values.iter().enumerate().for_each(|(i, v)| largest[block(i)] = largest[block(i)].max(v.abs()));
+        let factors: Vec<f32> = largest.iter().map(|most| (most / 448.0).max(1e-12)).collect();
+        *bytes = values.iter().enumerate().map(|(i, v)| f32_to_fp8_e4m3(v / factors[block(i)])).collect();
+        *dtype = "F8_E4M3".to_owned();
+        let factors = factors.iter().flat_map(|factor| factor.to_le_bytes()).collect();
+        scales.push((format!("{name}_scale_inv"), [rows.div_ceil(128), across], factors));
+        true
+    });
+    let (mut header, mut data) = (Map::new(), Vec::new());
+    for (name, shape, bytes) in scales {
+        let offsets = [data.len(), data.len() + bytes.len()];
+        header.insert(name, serde_json::json!({"dtype": "F32", "shape": shape, "data_offsets": offsets}));
+        data.extend(bytes);
+    }
+    let text = Value::Object(header).to_string();
+    let file = [&(text.len() as u64).to_le_bytes()[..], text.as_bytes(), &data].concat();
+    fs::write(dir.join("scales.safetensors"), file).unwrap();
 }

@@ -5,42 +5,10 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::{HandOut, convert, copy, golden, int4_g64, model_files, options, run};
+use common::{HandOut, convert, copy, golden, int4_g64, model_files, options, rewrite, run};
 use forebay_core::CancelToken;
 use forebay_hub::convert::{ConvertError, Job, LocalFolder, Options, Source, Targets};
 use proptest::prelude::*;
-use serde_json::{Value, json};
-
-/// Changes a tensor: its name, type, shape and bytes. False drops it.
-type Change<'a> = dyn FnMut(&str, &mut String, &mut Vec<u64>, &mut Vec<u8>) -> bool + 'a;
-
-/// Rewrites the tensors of every file of a checkpoint.
-fn rewrite(dir: &Path, change: &mut Change<'_>) {
-    let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
-    for path in files.filter(|path| path.extension().is_some_and(|end| end == "safetensors")) {
-        let bytes = fs::read(&path).unwrap();
-        let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-        let map: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
-        let (mut entries, mut data) = (serde_json::Map::new(), Vec::new());
-        for (name, entry) in map.as_object().unwrap().iter().filter(|(name, _)| *name != "__metadata__") {
-            let at = |n: usize| 8 + header + entry["data_offsets"][n].as_u64().unwrap() as usize;
-            let mut dtype = entry["dtype"].as_str().unwrap().to_owned();
-            let mut shape: Vec<u64> = serde_json::from_value(entry["shape"].clone()).unwrap();
-            let mut tensor = bytes[at(0)..at(1)].to_vec();
-            if change(name, &mut dtype, &mut shape, &mut tensor) {
-                let offsets = [data.len(), data.len() + tensor.len()];
-                entries
-                    .insert(name.clone(), json!({"dtype": dtype, "shape": shape, "data_offsets": offsets}));
-                data.extend(tensor);
-            }
-        }
-        let text = Value::Object(entries).to_string();
-        let mut file = (text.len() as u64).to_le_bytes().to_vec();
-        file.extend(text.as_bytes());
-        file.extend(data);
-        fs::write(path, file).unwrap();
-    }
-}
 
 /// The error of converting a golden whose tensors went through `change`; no model may come of it.
 fn refused(

@@ -224,3 +224,19 @@ fn a_hugging_face_cache_says_what_its_blobs_should_be() {
     fs::create_dir(&snapshot).unwrap();
     assert_eq!(expected(&snapshot).unwrap().1, Origin::None);
 }
+
+/// Conversion spec section 6: the public artifact, from its names and shapes.
+#[test]
+fn the_public_artifact_is_counted_from_its_headers() {
+    let dir = tempfile::tempdir().unwrap();
+    forebay_testkit::glm52::write(dir.path()).unwrap();
+    let report = census(dir.path());
+    assert!(report.is_sound(), "{:?}", report.problems.first());
+    assert_eq!(report.tensors, 118_478);
+    assert_eq!((report.resident_bytes, report.expert_bytes), (10_877_286_144, 372_848_459_776));
+    let mtp = report.mtp.as_ref().unwrap();
+    assert_eq!((mtp.word(), mtp.experts["int8"], mtp.dense["int8"]), ("complete", 768, 9));
+    assert!(report.notes.iter().any(|note| note.contains("no indexer tensors")), "{:?}", report.notes);
+    let families: Vec<String> = report.families().into_keys().collect();
+    assert!(families.contains(&"out".to_owned()), "{families:?}");
+}

@@ -126,7 +126,7 @@ pub fn text(
     cancel: &CancelToken,
 ) -> Result<Vec<TokenScore>, Failure> {
     let input = input(Given::Text(text.to_owned()), dir, true)?;
-    let mut engine = load::open_engine(dir, options.clone(), &[])?;
+    let mut engine = load::open_engine(dir, *options, &[])?;
     check_ids(&input, engine.spec().vocab)?;
     let windows = cut(&input, engine.plan().context, 0)?;
     let scored = score(&mut engine, windows, label, cancel)?;

@@ -166,6 +166,13 @@ pub fn describe(report: &Report) -> String {
     row(&mut text, "model", report.dir.display());
     let (files, bytes) = (report.files.len(), ByteSize(report.bytes()));
     row(&mut text, "files", format!("{files}, {bytes}; {} tensors", report.tensors));
+    let families = report.families();
+    if families.len() > 1 {
+        let family = |(name, (files, bytes)): (&String, &(usize, u64))| {
+            format!("{files} {name}-*, {}", ByteSize(*bytes))
+        };
+        row(&mut text, "", families.iter().map(family).collect::<Vec<_>>().join("; "));
+    }
     let (resident, experts) = (ByteSize(report.resident_bytes), ByteSize(report.expert_bytes));
     row(&mut text, "weights", format!("{resident} stay in memory, {experts} are experts"));
     let list = |formats: &BTreeMap<String, usize>| {

@@ -103,14 +103,12 @@ impl Job {
         Ok(Self { plan, files, config, options })
     }
 
-    /// Bytes of the largest weight file of the source.
-    pub fn largest_source_file(&self) -> u64 {
-        self.files.iter().map(|file| file.size).max().unwrap_or(0)
-    }
-
-    /// The most bytes that are set aside at a time from a source that hands out one file after another.
-    pub fn set_aside_bytes(&self) -> u64 {
-        self.plan.later.iter().flatten().map(|extent| extent.len).sum()
+    /// The most bytes of disk that the weights take while they are converted from a source that hands out one file
+    /// after another: the result, one file of the source, and what is set aside of the others.
+    pub fn streamed_disk_bytes(&self) -> u64 {
+        let largest = self.files.iter().map(|file| file.size).max().unwrap_or(0);
+        let aside = self.plan.later.iter().flatten().map(|extent| extent.len);
+        aside.fold(self.plan.bytes().saturating_add(largest), u64::saturating_add)
     }
 
     /// Writes the result into `dir`, or what is missing of it. `progress` gets the bytes that are there and those

@@ -117,7 +117,24 @@ impl Report {
 
     /// Bytes of all weight files.
     pub fn bytes(&self) -> u64 {
-        self.files.values().sum()
+        self.files.values().fold(0, |sum, size| sum.saturating_add(*size))
+    }
+
+    /// Files and bytes by what the names of weight files begin with, such as `out` and `out-mtp`.
+    pub fn families(&self) -> BTreeMap<String, (usize, u64)> {
+        let mut families: BTreeMap<String, (usize, u64)> = BTreeMap::new();
+        for (name, size) in &self.files {
+            let name = name.strip_suffix(".safetensors").unwrap_or(name);
+            let numbered =
+                |text: &str| text.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('-').len();
+            // `model-00001-of-00005` has two numbers.
+            let first = &name[..numbered(name)];
+            let first = first.strip_suffix("-of").map_or(first, |rest| &rest[..numbered(rest)]);
+            let (files, bytes) = families.entry(first.to_owned()).or_default();
+            *files += 1;
+            *bytes = bytes.saturating_add(*size);
+        }
+        families
     }
 
     /// Adds a problem.
@@ -136,6 +153,9 @@ impl Report {
             "notes": self.notes,
             "files": self.files.len(),
             "file_bytes": self.bytes(),
+            "families": self.families().iter().map(|(name, (files, bytes))| {
+                (name.clone(), json!({"files": files, "bytes": bytes}))
+            }).collect::<serde_json::Map<_, _>>(),
             "tensors": self.tensors,
             "resident_bytes": self.resident_bytes,
             "expert_bytes": self.expert_bytes,
@@ -151,5 +171,32 @@ impl Report {
                 "detail": state.to_string(),
             })),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn families_are_what_names_begin_with() {
+        let names = ["out-00000", "out-00001", "out-mtp-00000", "model-00001-of-00005", "model", "7"];
+        let files = names.map(|name| (format!("{name}.safetensors"), 10)).into_iter().collect();
+        let report = Report {
+            dir: PathBuf::new(),
+            problems: Vec::new(),
+            notes: Vec::new(),
+            files,
+            tensors: 0,
+            resident_bytes: 0,
+            expert_bytes: 0,
+            formats: BTreeMap::new(),
+            mtp: None,
+            sparse_attention: None,
+        };
+        let want = [("", 1), ("model", 2), ("out", 2), ("out-mtp", 1)];
+        let found = report.families();
+        assert_eq!(found.len(), want.len());
+        assert!(want.iter().all(|(name, files)| found[*name] == (*files, 10 * *files as u64)), "{found:?}");
     }
 }

@@ -113,7 +113,7 @@ fn plan_json(job: &Job, threads: usize) -> Value {
         "read_bytes": plan.read_bytes,
         "bytes": plan.bytes(),
         "peak_disk_bytes": plan.bytes(),
-        "streamed_peak_disk_bytes": plan.bytes() + job.largest_source_file() + job.set_aside_bytes(),
+        "streamed_peak_disk_bytes": job.streamed_disk_bytes(),
         "memory_bound_bytes": plan.memory_bound(threads),
         "threads": threads,
         "files": files.collect::<Vec<_>>(),
