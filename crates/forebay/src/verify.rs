@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_core::ByteSize;
 use forebay_hub::digests::{DIGESTS, hex};
-use forebay_hub::verify::hash::{HashError, Origin, compare, expected, hash_all};
+use forebay_hub::verify::hash::{HashError, Origin, compare, expected, files, hash_all};
 use forebay_hub::verify::{Report, census};
 use forebay_kernels::Team;
 use serde_json::{Value, json};
@@ -69,7 +69,7 @@ impl Hashed {
         let bytes = ByteSize(self.bytes);
         let rest = match unchecked {
             0 => String::new(),
-            n => format!("; {n} files have no recorded SHA-256 and were not read"),
+            n => format!("; {n} other files have no recorded SHA-256 and were not read"),
         };
         match (self.origin, self.recorded) {
             (_, true) => format!("recorded in {DIGESTS}: {files} files, {bytes}"),
@@ -137,12 +137,13 @@ fn hash(args: &VerifyArgs, report: &mut Report) -> Result<Hashed, Failure> {
     if record && report.is_sound() {
         found.write(&args.dir).map_err(|error| Failure::runtime(error.to_string()))?;
     }
-    let there = report.files.keys().filter(|name| !found.0.contains_key(*name)).count();
+    let all = files(&args.dir).map_err(HashError::from)?;
+    let unchecked = all.iter().filter(|(name, _)| !found.0.contains_key(name)).count();
     Ok(Hashed {
         origin,
         files: found.0.len(),
         bytes: found.0.values().map(|digest| digest.size).sum(),
-        unchecked: there,
+        unchecked,
         recorded: record && report.is_sound(),
     })
 }

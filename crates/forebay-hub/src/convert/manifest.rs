@@ -24,6 +24,9 @@ const VERSION_KEY: &str = "forebay_convert";
 /// Grows when the same source and options give other bytes.
 const VERSION: u64 = 1;
 
+/// Differences that a message names.
+const SHOWN: usize = 6;
+
 /// A file that was completed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Done {
@@ -58,8 +61,13 @@ impl Manifest {
         if map.get(VERSION_KEY) != Some(&json!(VERSION)) {
             return Err(malformed(format!("it is not version {VERSION} of a record of conversion")));
         }
-        let changed = changes(&map, &manifest.stamp);
+        let mut changed = changes(&map, &manifest.stamp);
         if !changed.is_empty() {
+            if changed.len() > SHOWN {
+                let more = changed.len() - SHOWN;
+                changed.truncate(SHOWN);
+                changed.push(format!("and {more} more"));
+            }
             return Err(ConvertError::OtherOptions { dir: dir.to_owned(), changed: changed.join(", ") });
         }
         for (name, entry) in map.get("done").and_then(Value::as_object).into_iter().flatten() {

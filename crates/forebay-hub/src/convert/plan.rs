@@ -22,6 +22,8 @@ use super::layout::output;
 use super::weight::{self, Weight};
 use crate::output::ordered::AHEAD;
 
+/// Weight files that the reference engine takes (container spec section 3).
+const REFERENCE_FILES: usize = 512;
 /// Memory of the program itself, and of the plan by tensor of the source.
 const MEMORY_BASE: u64 = 48 << 20;
 const MEMORY_PER_TENSOR: u64 = 2 << 10;
@@ -103,7 +105,7 @@ impl Plan {
         for layer in spec.sparse_layers() {
             finder.experts(layer, Role::RoutedExpert, &mut units)?;
         }
-        let notes = finder.optional_parts(&mut units)?;
+        let mut notes = finder.optional_parts(&mut units)?;
         finder.finish()?;
         let mut by_source: Vec<Vec<Vec<Item>>> = vec![Vec::new(); catalog.shards().len()];
         let mut later: Vec<BTreeSet<Extent>> = vec![BTreeSet::new(); by_source.len()];
@@ -118,7 +120,13 @@ impl Plan {
             by_source[last].push(unit);
         }
         let filled = by_source.into_iter().enumerate().filter(|(_, units)| !units.is_empty());
-        let outputs = filled.map(|(source, units)| output(source, units)).collect::<Result<_, _>>()?;
+        let outputs = filled.map(|(source, units)| output(source, units)).collect::<Result<Vec<_>, _>>()?;
+        if outputs.len() > REFERENCE_FILES {
+            let files = outputs.len();
+            notes.push(format!(
+                "the result has {files} weight files, as the source has; the reference engine takes {REFERENCE_FILES}"
+            ));
+        }
         let later = later.into_iter().map(|extents| extents.into_iter().collect()).collect();
         Ok(Self { outputs, later, read_bytes, tensors: catalog.len(), notes })
     }

@@ -74,8 +74,8 @@ pub fn expected(dir: &Path) -> Result<(Digests, Origin), HashError> {
     Ok((Digests(found), origin))
 }
 
-/// Regular files directly in `dir` that are part of a model, links followed.
-fn files(dir: &Path) -> Result<Vec<(String, PathBuf)>, FileError> {
+/// Regular files directly in `dir` that may be part of a model, links followed; hidden ones and Forebay's own apart.
+pub fn files(dir: &Path) -> Result<Vec<(String, PathBuf)>, FileError> {
     let names = crate::output::folder::names(dir)?;
     let ours = |name: &String| name.starts_with("forebay-") || name.starts_with('.') || name == "synth.lock";
     let all = names.into_iter().filter(|name| !ours(name)).map(|name| (name.clone(), dir.join(name)));
