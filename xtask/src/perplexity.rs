@@ -23,7 +23,7 @@ pub(crate) fn perplexity(model: &Path, heldout: &Path, options: EngineOptions) -
         let (mut sum, mut scored) = (0.0, 0);
         for window in segment["windows"].as_array().ok_or("a segment has no windows")? {
             let ids: Vec<u32> = serde_json::from_value(window.clone())?;
-            let scores = session.score(&mut engine, &ids, &CancelToken::new(), &mut |_, _| {})?;
+            let scores = session.score(&mut engine, &ids, &CancelToken::new(), None, &mut |_| {})?;
             for score in &scores[GIVEN - 1..] {
                 sum -= score.log_probability;
                 scored += 1;

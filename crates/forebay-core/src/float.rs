@@ -29,10 +29,10 @@ pub fn f32_to_f16(value: f32) -> u16 {
 /// FP8 E4M3 ("fn" variant) to f32: exponent bias 7, no infinities, codes 0x7F
 /// and 0xFF are NaN (container spec section 10).
 #[inline]
-pub fn fp8_e4m3_to_f32(code: u8) -> f32 {
+pub const fn fp8_e4m3_to_f32(code: u8) -> f32 {
     let sign = if code & 0x80 == 0 { 1.0f32 } else { -1.0 };
-    let exponent = i32::from((code >> 3) & 0xF);
-    let mantissa = f32::from(code & 7);
+    let exponent = ((code >> 3) & 0xF) as i32;
+    let mantissa = (code & 7) as f32;
     if code & 0x7F == 0x7F {
         return f32::NAN;
     }
@@ -43,6 +43,17 @@ pub fn fp8_e4m3_to_f32(code: u8) -> f32 {
     let scale = f32::from_bits(((exponent - 7 + 127) as u32) << 23);
     sign * (1.0 + mantissa * 0.125) * scale
 }
+
+/// [`fp8_e4m3_to_f32`] of every code, for those who decode many.
+pub static FP8_E4M3: [f32; 256] = {
+    let mut values = [0.0; 256];
+    let mut code = 0;
+    while code < 256 {
+        values[code] = fp8_e4m3_to_f32(code as u8);
+        code += 1;
+    }
+    values
+};
 
 /// f32 to the nearest FP8 E4M3 code, ties to an even code, out of range to the largest value; NaN stays NaN.
 #[inline]

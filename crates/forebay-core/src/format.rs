@@ -91,6 +91,18 @@ impl Format {
         self.payload_bytes(rows, cols)?.checked_add(scales)
     }
 
+    /// What a reader takes this format for in a matrix of `cols` columns when it has nothing but byte counts to go by
+    /// (container spec section 5.2): the smallest group size with as many groups, and int4 by row if there is one group.
+    pub fn as_inferred(self, cols: usize) -> Self {
+        let Format::Int4Group(size) = self else { return self };
+        let groups = cols.div_ceil(size.get());
+        if groups <= 1 {
+            return Format::Int4Row;
+        }
+        let same = GroupSize::ALL.into_iter().find(|other| cols.div_ceil(other.get()) == groups);
+        Format::Int4Group(same.unwrap_or(size))
+    }
+
     /// Whether the codes are small integers, so that the `int8` arithmetic applies.
     pub fn is_integer(self) -> bool {
         matches!(self, Format::Int8Row | Format::Int4Row | Format::Int2Row | Format::Int4Group(_))
@@ -174,6 +186,19 @@ mod tests {
         assert_eq!(group(16).payload_bytes(2, 33), Some(34));
         assert_eq!(Format::Int2Row.payload_bytes(3, 5), Some(6));
         assert_eq!(Format::Fp8Block.scale_count(129, 128), Some(2));
+    }
+
+    #[test]
+    fn groups_are_inferred_from_their_number() {
+        // V-04 of the container spec, and one group for a whole row.
+        let read = |cols, size| group(size).as_inferred(cols);
+        assert_eq!((read(65, 16), read(65, 64), read(200, 48)), (group(16), group(48), group(48)));
+        assert_eq!((read(200, 64), read(200, 128), read(100, 64)), (group(64), group(128), group(64)));
+        assert_eq!((read(31, 16), read(64, 64), read(31, 32)), (group(16), Format::Int4Row, Format::Int4Row));
+        for cols in [512, 2048, 6144, 12_288, 16_384] {
+            assert!(GroupSize::ALL.iter().all(|size| read(cols, size.get()) == Format::Int4Group(*size)));
+        }
+        assert_eq!(Format::Int8Row.as_inferred(7), Format::Int8Row);
     }
 
     #[test]

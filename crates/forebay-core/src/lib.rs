@@ -10,6 +10,7 @@ pub mod cancel;
 pub mod float;
 pub mod format;
 pub mod ids;
+pub mod nvfp4;
 pub mod panel;
 pub mod quant;
 pub mod segment;

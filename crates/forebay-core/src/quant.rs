@@ -3,7 +3,7 @@
 //! This is the readable truth of container spec sections 5.3 and 5.4; the SIMD
 //! decoders in `forebay-kernels` are compared with it bit for bit.
 
-use crate::float::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16, fp8_e4m3_to_f32};
+use crate::float::{FP8_E4M3, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use crate::format::{FP8_BLOCK, Format};
 use crate::view::MatrixView;
 
@@ -32,8 +32,11 @@ pub fn decode_row(view: &MatrixView<'_>, row: usize, out: &mut [f32]) {
             }
         }
         Format::Fp8Block => {
-            for (c, (o, code)) in out.iter_mut().zip(codes).enumerate() {
-                *o = fp8_e4m3_to_f32(*code) * scales[c / FP8_BLOCK];
+            let blocks = out.chunks_mut(FP8_BLOCK).zip(codes.chunks(FP8_BLOCK)).zip(scales);
+            for ((out, codes), scale) in blocks {
+                for (o, code) in out.iter_mut().zip(codes) {
+                    *o = FP8_E4M3[usize::from(*code)] * scale;
+                }
             }
         }
         Format::Int8Row | Format::Int4Row | Format::Int2Row | Format::Int4Group(_) => {
@@ -88,7 +91,7 @@ pub struct EncodeError {
 /// Encodes a `rows x cols` f32 matrix, `values` row-major.
 ///
 /// Integer formats follow container spec section 5.4: `s = max(absmax / qmax, 1e-8)`,
-/// `q = clamp(round_half_even(w / s))`, per row or per group, padding nibbles 8.
+/// `q = clamp(round_half_even(w / s))`, per row or per group; unused bits of a row's last byte are 0.
 ///
 /// # Panics
 /// If `values` is not `rows * cols` long.
@@ -96,43 +99,89 @@ pub fn encode(format: Format, rows: usize, cols: usize, values: &[f32]) -> Resul
     assert_eq!(values.len(), rows * cols, "one value per element");
     let mut out = Encoded::default();
     for row in values.chunks_exact(cols.max(1)) {
-        match format {
-            Format::F32 => out.codes.extend(row.iter().flat_map(|v| v.to_le_bytes())),
-            Format::Bf16 => out.codes.extend(row.iter().flat_map(|v| f32_to_bf16(*v).to_le_bytes())),
-            Format::F16 => out.codes.extend(row.iter().flat_map(|v| f32_to_f16(*v).to_le_bytes())),
-            Format::Fp8Block => return Err(EncodeError { format }),
-            Format::Int8Row | Format::Int4Row | Format::Int2Row | Format::Int4Group(_) => {
-                encode_int_row(format, row, &mut out);
-            }
-        }
+        encode_row(format, row, &mut out)?;
     }
     Ok(out)
 }
 
-fn encode_int_row(format: Format, row: &[f32], out: &mut Encoded) {
-    let (low, high) = match format {
-        Format::Int8Row => (-128.0, 127.0),
-        Format::Int2Row => (-2.0, 1.0),
-        _ => (-8.0f32, 7.0f32),
-    };
-    let mut quantised = Vec::with_capacity(row.len());
-    for group in row.chunks(columns_per_scale(format, row.len())) {
-        let absmax = group.iter().fold(0f32, |m, v| m.max(v.abs()));
-        let scale = (absmax / high).max(1e-8);
-        out.scales.push(scale);
-        quantised.extend(group.iter().map(|v| (v / scale).round_ties_even().clamp(low, high) as i8));
-    }
+/// Appends one row to `out`, as [`encode`] does.
+pub fn encode_row(format: Format, row: &[f32], out: &mut Encoded) -> Result<(), EncodeError> {
     match format {
-        Format::Int8Row => out.codes.extend(quantised.iter().map(|q| *q as u8)),
-        Format::Int2Row => out.codes.extend(quantised.chunks(4).map(|four| {
-            let padded = (0..4).map(|i| four.get(i).map_or(2u8, |q| (q + 2) as u8));
-            padded.enumerate().fold(0, |byte, (i, code)| byte | (code << (2 * i)))
-        })),
-        _ => out.codes.extend(quantised.chunks(2).map(|two| {
-            let high = two.get(1).map_or(8u8, |q| (q + 8) as u8);
-            (two[0] + 8) as u8 | (high << 4)
-        })),
+        Format::F32 => out.codes.extend(row.iter().flat_map(|v| v.to_le_bytes())),
+        Format::Bf16 => out.codes.extend(row.iter().flat_map(|v| f32_to_bf16(*v).to_le_bytes())),
+        Format::F16 => out.codes.extend(row.iter().flat_map(|v| f32_to_f16(*v).to_le_bytes())),
+        Format::Fp8Block => return Err(EncodeError { format }),
+        Format::Int8Row => quantise(format, row, -128, 127, 0, &mut out.codes, &mut out.scales),
+        Format::Int4Row | Format::Int4Group(_) => {
+            let mut nibbles = Vec::with_capacity(row.len());
+            quantise(format, row, -8, 7, 8, &mut nibbles, &mut out.scales);
+            let (pairs, last) = nibbles.as_chunks::<2>();
+            out.codes.extend(pairs.iter().map(|[low, high]| low | high << 4));
+            out.codes.extend(last);
+        }
+        Format::Int2Row => {
+            let mut crumbs = Vec::with_capacity(row.len());
+            quantise(format, row, -2, 1, 2, &mut crumbs, &mut out.scales);
+            let byte = |four: &[u8]| four.iter().rev().fold(0, |byte, code| byte << 2 | code);
+            out.codes.extend(crumbs.chunks(4).map(byte));
+        }
     }
+    Ok(())
+}
+
+/// The first number of `row` that is infinite or not a number.
+pub fn first_not_finite(row: &[f32]) -> Option<usize> {
+    // In whole numbers, so that a compiler may look at many at once; one branch a row.
+    (largest_bits(row) >= f32::INFINITY.to_bits() as i32).then(|| row.iter().position(|v| !v.is_finite()))?
+}
+
+/// The bits of the largest absolute value: for numbers without their sign, the order of the bits is theirs.
+fn largest_bits(values: &[f32]) -> i32 {
+    values.iter().fold(0, |most, value| most.max((value.to_bits() & 0x7FFF_FFFF) as i32))
+}
+
+/// Adding this to a number of magnitude below 2^22 leaves no bits behind the point, rounded half to even, and
+/// the integer in the lowest bits.
+const TO_INTEGER: f32 = 12_582_912.0;
+
+/// Appends the codes of `row`, each with `bias` added, and their scales.
+fn quantise(
+    format: Format,
+    row: &[f32],
+    low: i32,
+    high: i32,
+    bias: i32,
+    codes: &mut Vec<u8>,
+    scales: &mut Vec<f32>,
+) {
+    for group in row.chunks(columns_per_scale(format, row.len())) {
+        let largest = largest_bits(group);
+        if largest >= f32::INFINITY.to_bits() as i32 {
+            quantise_not_finite(group, [low, high, bias], codes, scales);
+            continue;
+        }
+        let scale = (f32::from_bits(largest as u32) / high as f32).max(1e-8);
+        scales.push(scale);
+        codes.extend(group.iter().map(|value| {
+            // The quotient is at most `high` and a rounding: far below 2^22.
+            let code = (value / scale + TO_INTEGER).to_bits() as i32 - TO_INTEGER.to_bits() as i32;
+            (code.clamp(low, high) + bias) as u8
+        }));
+    }
+}
+
+/// A group with an infinity or a NaN in it: NaN becomes 0, and so does everything beside an infinity.
+fn quantise_not_finite(
+    group: &[f32],
+    [low, high, bias]: [i32; 3],
+    codes: &mut Vec<u8>,
+    scales: &mut Vec<f32>,
+) {
+    let absmax = group.iter().fold(0f32, |m, v| m.max(v.abs()));
+    let scale = (absmax / high as f32).max(1e-8);
+    scales.push(scale);
+    let code = |v: &f32| (v / scale).round_ties_even().clamp(low as f32, high as f32) as i32;
+    codes.extend(group.iter().map(|v| (code(v) + bias) as u8));
 }
 
 #[cfg(test)]
@@ -158,12 +207,12 @@ mod tests {
     fn v01_int4_row() {
         let w = [0.875, -0.875, 0.4375, 0.0625, -0.1875];
         let e = encode(Format::Int4Row, 1, 5, &w).unwrap();
-        assert_eq!(e.codes, [0x1F, 0x8C, 0x86]);
+        assert_eq!(e.codes, [0x1F, 0x8C, 0x06]);
         assert_eq!(e.scales, [0.125]);
         assert_eq!(decode(Format::Int4Row, 1, 5, &e), [0.875, -0.875, 0.5, 0.0, -0.25]);
-        // The converter pads with 0 instead of 8; the padding must not matter.
-        let converter = Encoded { codes: vec![0x1F, 0x8C, 0x06], scales: e.scales.clone() };
-        assert_eq!(decode(Format::Int4Row, 1, 5, &converter), decode(Format::Int4Row, 1, 5, &e));
+        // Other writers pad with 8 instead of 0; the padding must not matter.
+        let padded = Encoded { codes: vec![0x1F, 0x8C, 0x86], scales: e.scales.clone() };
+        assert_eq!(decode(Format::Int4Row, 1, 5, &padded), decode(Format::Int4Row, 1, 5, &e));
     }
 
     #[test]
@@ -181,6 +230,33 @@ mod tests {
         let e = encode(Format::Int8Row, 1, 3, &[1.0, -1.0, 0.25]).unwrap();
         assert_eq!(e.codes, [0x7F, 0x81, 0x20]);
         assert_eq!(e.scales, [1.0 / 127.0]);
+    }
+
+    /// Conversion spec sections 1 and 3.
+    #[test]
+    fn converter_vectors() {
+        let e = encode(Format::Int4Row, 1, 5, &[0.7, -0.3, 0.2, 0.1, -0.7]).unwrap();
+        assert_eq!((e.codes, e.scales), (vec![0x5F, 0x9A, 0x01], vec![0.7f32 / 7.0]));
+        let join = [0.05, -0.05, 0.02, 0.049, 1.5, -0.2, 0.3, 0.1];
+        let codes = |format| {
+            let e = encode(format, 1, 8, &join).unwrap();
+            (0..8).map(|col| int_code(format, &e.codes, col)).collect::<Vec<_>>()
+        };
+        assert_eq!(codes(Format::Int4Row), [0, 0, 0, 0, 7, -1, 1, 0]);
+        assert_eq!(codes(Format::Int8Row), [4, -4, 2, 4, 127, -17, 25, 8]);
+    }
+
+    #[test]
+    fn what_is_not_finite_is_found_and_harms_no_other_group() {
+        assert_eq!(first_not_finite(&[0.0, -1.0, f32::MAX, f32::MIN_POSITIVE]), None);
+        assert_eq!(first_not_finite(&[]), None);
+        for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            assert_eq!(first_not_finite(&[1.0, bad, bad]), Some(1));
+            let mut row = [0.5f32; 32];
+            row[3] = bad;
+            let e = encode(grouped(16), 1, 32, &row).unwrap();
+            assert!(e.codes[8..].iter().all(|byte| *byte == 0xFF) && e.scales[1] == 0.5 / 7.0);
+        }
     }
 
     #[test]
@@ -215,6 +291,30 @@ mod tests {
         assert_eq!((w[0], w[127], w[128], w[259]), (2.0, 2.0, 3.0, 3.0));
     }
 
+    /// Codes and scales by the letter of the spec, one by one.
+    fn check_definition(format: Format, cols: usize, w: &[f32], e: &Encoded) {
+        let (low, high) = match format {
+            Format::Int8Row => (-128f32, 127f32),
+            Format::Int2Row => (-2.0, 1.0),
+            Format::Int4Row | Format::Int4Group(_) => (-8.0, 7.0),
+            _ => return,
+        };
+        let row_bytes = format.row_bytes(cols).unwrap();
+        let per_scale = columns_per_scale(format, cols);
+        for (r, row) in w.chunks_exact(cols).enumerate() {
+            for (g, group) in row.chunks(per_scale).enumerate() {
+                let absmax = group.iter().map(|v| v.abs()).fold(0f32, f32::max);
+                let scale = (absmax / high).max(1e-8);
+                assert_eq!(e.scales[r * cols.div_ceil(per_scale) + g].to_bits(), scale.to_bits());
+                for (c, value) in group.iter().enumerate() {
+                    let wanted = (value / scale).round_ties_even().clamp(low, high) as i8;
+                    let codes = &e.codes[r * row_bytes..(r + 1) * row_bytes];
+                    assert_eq!(int_code(format, codes, g * per_scale + c), wanted, "{format}: {value}");
+                }
+            }
+        }
+    }
+
     fn any_format() -> impl Strategy<Value = Format> {
         prop_oneof![
             Just(Format::F32),
@@ -244,6 +344,7 @@ mod tests {
             prop_assert_eq!(Some(e.codes.len()), format.payload_bytes(rows, cols));
             prop_assert_eq!(Some(e.scales.len()), format.scale_count(rows, cols));
             let back = decode(format, rows, cols, &e);
+            check_definition(format, cols, &w, &e);
             let per_scale = columns_per_scale(format, cols);
             for (i, (a, b)) in w.iter().zip(&back).enumerate() {
                 let bound = match format {

@@ -1,8 +1,15 @@
-//! Where models come from.
+//! Where models come from, and how they prove what they are.
 //!
 //! - [`get`]: from a hub, byte for byte as it promised.
-//! - [`synth`]: random weights with the true shape of GLM-5.2, for measuring without 360 GB of download.
+//! - [`convert`]: a checkpoint becomes a model of small integers, one file after another.
+//! - [`synth`]: models of random weights with the true shape of GLM-5.2, for measuring without 360 GB of download.
+//! - [`verify`]: whether a folder holds a whole model, by its headers or by every byte; [`digests`]: what the bytes
+//!   should be.
+//! - [`output`]: what writing a model takes.
 
-mod disk;
+pub mod convert;
+pub mod digests;
 pub mod get;
+pub mod output;
 pub mod synth;
+pub mod verify;

@@ -158,7 +158,7 @@ impl ExpertTable {
 }
 
 /// Whether layer `layer` stores its experts in the fused 3-D tensors of transformers.
-pub(crate) fn is_fused(catalog: &Catalog, layer: usize) -> bool {
+pub fn is_fused(catalog: &Catalog, layer: usize) -> bool {
     glm::fused_expert_names(layer).iter().any(|name| catalog.get(name).is_some())
 }
 

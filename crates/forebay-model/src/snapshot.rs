@@ -180,7 +180,7 @@ impl Snapshot {
 }
 
 /// Every tensor the decoder needs, routed experts included.
-fn requirements<'a>(spec: &'a ModelSpec, catalog: &'a Catalog) -> impl Iterator<Item = Requirement> + 'a {
+pub fn requirements<'a>(spec: &'a ModelSpec, catalog: &'a Catalog) -> impl Iterator<Item = Requirement> + 'a {
     let global = glm::global_needs(spec).into_iter().map(|need| requirement(need, Group::Global));
     let layers = (0..spec.layers.len()).flat_map(move |layer| {
         let group = Group::Layer(layer as u32);
@@ -215,18 +215,34 @@ fn requirement(need: TensorNeed, group: Group) -> Requirement {
     Requirement { name: need.name, kind, group }
 }
 
-fn sparse_attention(spec: &ModelSpec, catalog: &Catalog, options: SnapshotOptions) -> Capability {
-    let Some(indexer) = &spec.indexer else {
+/// Every tensor of the indexer that the config declares; none if it declares none.
+pub fn indexer_requirements(spec: &ModelSpec) -> impl Iterator<Item = Requirement> + '_ {
+    let indexed = spec.indexer.as_ref().into_iter();
+    indexed.flat_map(|indexer| spec.full_indexer_layers().map(move |layer| (indexer, layer))).flat_map(
+        |(indexer, layer)| {
+            let group = Group::Layer(layer as u32);
+            glm::indexer_needs(spec, indexer, layer).into_iter().map(move |need| requirement(need, group))
+        },
+    )
+}
+
+/// Every tensor of the MTP layer, its routed experts last.
+pub fn mtp_requirements(spec: &ModelSpec, catalog: &Catalog) -> impl Iterator<Item = Requirement> {
+    let layer = spec.layers.len();
+    let group = Group::Layer(layer as u32);
+    let own = glm::mtp_resident_needs(spec).into_iter().map(move |need| requirement(need, group));
+    own.chain(expert_requirements(spec, catalog, layer))
+}
+
+/// Whether sparse attention can run with what the catalogue has.
+pub fn sparse_attention(spec: &ModelSpec, catalog: &Catalog, options: SnapshotOptions) -> Capability {
+    if spec.indexer.is_none() {
         return Capability::Absent {
             reason: "the config declares no usable indexer; attention is dense".into(),
         };
-    };
-    let needs = spec.full_indexer_layers().flat_map(|layer| {
-        let group = Group::Layer(layer as u32);
-        glm::indexer_needs(spec, indexer, layer).into_iter().map(move |need| requirement(need, group))
-    });
+    }
     let capability = capability(
-        census::check(catalog, needs),
+        census::check(catalog, indexer_requirements(spec)),
         "the config declares an indexer but the snapshot has none of its tensors; attention is dense",
     );
     match capability {
@@ -237,10 +253,12 @@ fn sparse_attention(spec: &ModelSpec, catalog: &Catalog, options: SnapshotOption
     }
 }
 
-fn mtp(spec: &ModelSpec, catalog: &Catalog) -> Capability {
-    let group = Group::Layer(spec.layers.len() as u32);
-    let needs = glm::mtp_needs(spec).into_iter().map(|need| requirement(need, group));
-    let found = capability(census::check(catalog, needs), "the snapshot has none of its tensors");
+/// Whether the MTP layer could draft with what the catalogue has.
+pub fn mtp(spec: &ModelSpec, catalog: &Catalog) -> Capability {
+    let found = capability(
+        census::check(catalog, mtp_requirements(spec, catalog)),
+        "the snapshot has none of its tensors",
+    );
     let join = glm::mtp_join_name(spec);
     let join = layout::weight(catalog, &join, spec.hidden, 2 * spec.hidden);
     match (found, join) {

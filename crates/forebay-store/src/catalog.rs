@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::folder::{self, MissingShards};
-use crate::shard::{Dtype, ShardError, read_header};
+use crate::shard::{Declared, Dtype, HeaderTensor, ShardError, read_header};
 
 /// One tensor: what it is and where its bytes are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +24,8 @@ pub struct TensorEntry {
     pub offset: u64,
     /// Bytes.
     pub len: u64,
+    /// The matrix that the writer says these bytes are, if it says so.
+    pub declared: Option<Declared>,
 }
 
 /// One safetensors file of the folder.
@@ -119,18 +121,35 @@ impl Catalog {
         if files.is_empty() {
             return Err(CatalogError::NoShards { dir: dir.to_owned(), advice: no_shards(dir) });
         }
-        let mut catalog = Self {
+        let mut catalog = Self::empty(dir);
+        for path in files {
+            let (size, tensors) = read_header(&path)?;
+            catalog.add(Shard { path, size }, tensors, options)?;
+        }
+        Ok(catalog)
+    }
+
+    /// The catalogue of headers that were read already, or that belong to files elsewhere. `dir` is what messages
+    /// call the folder.
+    pub fn from_headers(
+        dir: &Path,
+        files: impl IntoIterator<Item = (Shard, Vec<HeaderTensor>)>,
+        options: Options,
+    ) -> Result<Self, CatalogError> {
+        let mut catalog = Self::empty(dir);
+        files.into_iter().try_for_each(|(shard, tensors)| catalog.add(shard, tensors, options))?;
+        Ok(catalog)
+    }
+
+    fn empty(dir: &Path) -> Self {
+        Self {
             dir: dir.to_owned(),
-            shards: Vec::with_capacity(files.len()),
+            shards: Vec::new(),
             names: Vec::new(),
             entries: Vec::new(),
             by_name: HashMap::new(),
             shadowed: 0,
-        };
-        for path in files {
-            catalog.add(path, options)?;
         }
-        Ok(catalog)
     }
 
     /// The folder that was opened.
@@ -192,12 +211,11 @@ impl Catalog {
         folder::missing_shards(&self.dir, &present)
     }
 
-    fn add(&mut self, path: PathBuf, options: Options) -> Result<(), CatalogError> {
+    fn add(&mut self, file: Shard, tensors: Vec<HeaderTensor>, options: Options) -> Result<(), CatalogError> {
         let too_many = || CatalogError::TooMany { dir: self.dir.clone() };
         let shard = u32::try_from(self.shards.len()).map_err(|_| too_many())?;
-        let (size, tensors) = read_header(&path)?;
         u32::try_from(self.entries.len() + tensors.len()).map_err(|_| too_many())?;
-        self.shards.push(Shard { path, size });
+        self.shards.push(file);
         for tensor in tensors {
             if let Some(earlier) = self.get(&tensor.name) {
                 if !options.first_wins {
@@ -209,15 +227,15 @@ impl Catalog {
             }
             self.by_name.insert(tensor.name.clone(), self.entries.len() as u32);
             self.names.push(tensor.name);
-            let (dtype, shape, offset, len) = (tensor.dtype, tensor.shape, tensor.offset, tensor.len);
-            self.entries.push(TensorEntry { shard, dtype, shape, offset, len });
+            let HeaderTensor { dtype, shape, offset, len, declared, .. } = tensor;
+            self.entries.push(TensorEntry { shard, dtype, shape, offset, len, declared });
         }
         Ok(())
     }
 }
 
 /// The paths of the shards of `dir`, in ascending byte order.
-fn list(dir: &Path) -> Result<Vec<PathBuf>, CatalogError> {
+pub fn list(dir: &Path) -> Result<Vec<PathBuf>, CatalogError> {
     let failed = |error| CatalogError::List { dir: dir.to_owned(), error, advice: folder::advice(dir) };
     let mut files = Vec::new();
     for entry in fs::read_dir(dir).map_err(failed)? {

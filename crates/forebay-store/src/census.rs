@@ -123,7 +123,8 @@ pub fn check(catalog: &Catalog, requirements: impl IntoIterator<Item = Requireme
     census
 }
 
-fn look(catalog: &Catalog, requirement: &Requirement) -> Result<WeightLayout, LayoutError> {
+/// The layout of what one requirement asks for.
+pub fn look(catalog: &Catalog, requirement: &Requirement) -> Result<WeightLayout, LayoutError> {
     let name = &requirement.name;
     match requirement.kind {
         Kind::Weight { rows, cols } => layout::weight(catalog, name, rows, cols),

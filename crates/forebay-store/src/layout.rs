@@ -10,7 +10,7 @@ use std::ops::Range;
 use forebay_core::format::{FP8_BLOCK, Format, GroupSize};
 
 use crate::catalog::{Catalog, TensorEntry};
-use crate::shard::Dtype;
+use crate::shard::{Declared, Dtype};
 
 /// A run of bytes in a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -136,6 +136,27 @@ pub enum LayoutError {
         found: u64,
         /// Bytes that would fit.
         expected: String,
+    },
+    /// The writer says that the tensor is something else.
+    #[error(
+        "{file}: tensor {tensor} is described as {declared} and has {codes} bytes and {scales} bytes of scales, but \
+         config.json asks for {rows} x {cols}; the file is damaged, or of another model"
+    )]
+    Declared {
+        /// File name of the shard.
+        file: String,
+        /// The tensor.
+        tensor: String,
+        /// What its file says it is.
+        declared: Declared,
+        /// Bytes of codes found.
+        codes: u64,
+        /// Bytes of scales found.
+        scales: u64,
+        /// Rows needed.
+        rows: usize,
+        /// Columns needed.
+        cols: usize,
     },
     /// A shape that is empty or too large for this machine to address.
     #[error("tensor {tensor}: a {rows} x {cols} matrix is empty or too large to address; check config.json")]
@@ -311,6 +332,9 @@ impl<'a> Site<'a> {
             return Err(self.wrong_dtype(scales_name, scales, "F32 (scales)"));
         }
         let Site { rows, cols, .. } = *self;
+        if let Some(declared) = entry.declared {
+            return self.declared(declared, entry, scales);
+        }
         if let Some((format, ambiguous_groups)) = detect(entry.len, scales.len, rows, cols) {
             let (codes, scales) = (extent(entry), Some(extent(scales)));
             return Ok(WeightLayout { format, rows, cols, codes, scales, ambiguous_groups });
@@ -335,6 +359,27 @@ impl<'a> Site<'a> {
         }
         let (file, tensor) = (self.file(scales), scales_name.to_owned());
         Err(LayoutError::Scales { file, tensor, found: scales.len, expected })
+    }
+
+    /// Nothing is inferred where the writer says what it wrote; all of it has to fit.
+    fn declared(
+        &self,
+        declared: Declared,
+        entry: &TensorEntry,
+        scales: &TensorEntry,
+    ) -> Result<WeightLayout, LayoutError> {
+        let Site { rows, cols, .. } = *self;
+        let Declared { format, .. } = declared;
+        let fits = (declared.rows, declared.cols) == (rows, cols)
+            && format.is_integer()
+            && bytes_of(format, rows, cols) == Some(entry.len)
+            && scale_bytes(format, rows, cols) == Some(scales.len);
+        if fits {
+            let (codes, scales) = (extent(entry), Some(extent(scales)));
+            return Ok(WeightLayout { format, rows, cols, codes, scales, ambiguous_groups: false });
+        }
+        let (file, tensor, codes, scales) = (self.file(entry), self.name.to_owned(), entry.len, scales.len);
+        Err(LayoutError::Declared { file, tensor, declared, codes, scales, rows, cols })
     }
 
     fn fp8(&self, entry: &TensorEntry) -> Result<WeightLayout, LayoutError> {

@@ -4,7 +4,7 @@
 //! Everything that the header claims is checked against the file's size and
 //! against itself before anybody uses it; the data are not touched.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
@@ -13,6 +13,10 @@ use std::sync::Arc;
 
 use crate::folder::disguise;
 use crate::json::{JsonError, Kind, Reader, shorten};
+
+mod metadata;
+
+pub use metadata::{CONTAINER_KEY, CONTAINER_VERSION, Declared};
 
 /// The longest header that is read.
 pub const MAX_HEADER_BYTES: u64 = 512 << 20;
@@ -90,6 +94,8 @@ pub struct HeaderTensor {
     pub offset: u64,
     /// Bytes.
     pub len: u64,
+    /// The matrix that the writer says these bytes are, if it says so.
+    pub declared: Option<Declared>,
 }
 
 /// What is wrong within a header. [`ShardError`] adds the file.
@@ -152,6 +158,19 @@ pub enum HeaderError {
         expected: String,
         /// Bytes the offsets span.
         found: u64,
+    },
+    /// The header's own description of formats cannot be understood.
+    #[error(
+        "__metadata__ says {value:?} of {key:?}, expected {expected}; the file is damaged, or was written by a newer \
+         Forebay: update this one"
+    )]
+    Metadata {
+        /// The key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What should be there.
+        expected: &'static str,
     },
     /// Two tensors of one name.
     #[error("tensor {tensor:?} is described twice in one file; the file is damaged")]
@@ -266,12 +285,12 @@ pub fn read_header(file: &Path) -> Result<(u64, Vec<HeaderTensor>), ShardError> 
 /// known), and shares neither name nor bytes with another.
 pub fn parse_header(header: &[u8], file_len: u64) -> Result<Vec<HeaderTensor>, HeaderError> {
     let data_start = 8 + header.len() as u64;
-    let (mut tensors, mut metadata) = (Vec::new(), 0);
+    let (mut tensors, mut metadata, mut declared) = (Vec::new(), 0, HashMap::new());
     let mut reader = Reader::new(header)?;
     reader.object(|reader, name| {
         if name == "__metadata__" {
             metadata += 1;
-            reader.skip()?;
+            declared = metadata::read(reader)?;
         } else {
             tensors.push(tensor(reader, &name, data_start, file_len)?);
         }
@@ -280,6 +299,9 @@ pub fn parse_header(header: &[u8], file_len: u64) -> Result<Vec<HeaderTensor>, H
     reader.end()?;
     if metadata > 1 {
         return Err(HeaderError::Duplicate { tensor: "__metadata__".to_owned() });
+    }
+    for tensor in &mut tensors {
+        tensor.declared = declared.get(&*tensor.name).copied();
     }
     reject_duplicates(&tensors)?;
     reject_overlaps(&tensors)?;
@@ -340,7 +362,7 @@ fn tensor(
             });
         }
     }
-    Ok(HeaderTensor { name: name.into(), dtype, shape: shape.into(), offset, len })
+    Ok(HeaderTensor { name: name.into(), dtype, shape: shape.into(), offset, len, declared: None })
 }
 
 const DTYPE: &str = "a type name such as \"F32\"";

@@ -236,3 +236,38 @@ proptest! {
         }
     }
 }
+
+/// A writer that names its formats is believed, and held to it (docs/convert.md).
+#[test]
+fn declared_formats_are_not_guessed() {
+    let write = |declared: &str, codes: u64, scales: u64| {
+        let dir = tempfile::tempdir().unwrap();
+        let header = serde_json::json!({
+            "__metadata__": {"forebay_container": "1", "w": declared},
+            "w": {"dtype": "U8", "shape": [codes], "data_offsets": [0, codes]},
+            "w.qs": {"dtype": "F32", "shape": [scales], "data_offsets": [codes, codes + 4 * scales]},
+        })
+        .to_string();
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.as_bytes());
+        file.resize(file.len() + (codes + 4 * scales) as usize, 0);
+        std::fs::write(dir.path().join("out-00000.safetensors"), file).unwrap();
+        layout::weight(&Catalog::open(dir.path()).unwrap(), "w", 3, 65)
+    };
+    // V-04: two groups in 65 columns are groups of 48 to a reader that has to guess.
+    let found = write("int4-g64 3x65", 99, 6).unwrap();
+    assert_eq!((found.format, found.ambiguous_groups), (group(64), false));
+    assert_eq!(write("int4-row 3x65", 99, 3).unwrap().format, Format::Int4Row);
+    for (declared, codes, scales) in [
+        ("int4-g64 3x64", 99, 6),
+        ("int4-g64 65x3", 99, 6),
+        ("int4-g32 3x65", 99, 6),
+        ("int8 3x65", 99, 3),
+        ("int4-row 3x65", 99, 6),
+        ("bf16 3x65", 390, 3),
+    ] {
+        let error = write(declared, codes, scales).unwrap_err();
+        assert!(matches!(error, LayoutError::Declared { .. }), "{error}");
+        assert!(error.to_string().contains(declared), "{error}");
+    }
+}

@@ -4,6 +4,7 @@
 mod bench;
 mod engine;
 mod get;
+mod models;
 
 use std::path::PathBuf;
 
@@ -15,6 +16,7 @@ use forebay_hub::synth::spec::DEFAULT_SHARD_BYTES;
 pub use bench::*;
 pub use engine::*;
 pub use get::*;
+pub use models::*;
 
 const ABOUT: &str = "Run giant Mixture-of-Experts models on any machine, by streaming experts from disk";
 
@@ -33,6 +35,8 @@ Examples:
   forebay plan /models/GLM-5.2 --machine-memory 24G
   forebay inspect /models/GLM-5.2 --memory 16G
   forebay score --file book.txt
+  forebay convert /models/GLM-5.2-FP8 /models/GLM-5.2
+  forebay verify /models/GLM-5.2
 
 Exit status:
   0    done (also when the reader of standard output closes it early)
@@ -121,6 +125,17 @@ pub enum Verb {
     /// way, goes on when the same command is given again. The folder's path goes to standard output. docs/get.md says
     /// more.
     Get(GetArgs),
+    /// Check that a model folder is whole
+    ///
+    /// By headers alone it takes seconds: every tensor that the config asks for, exact byte counts, duplicates,
+    /// overlaps, stray files, and which optional parts are there. Ends with status 3 and the exact list of what is
+    /// wrong. docs/convert.md says more.
+    Verify(VerifyArgs),
+    /// Convert a checkpoint (BF16, F16, F32, FP8 or NVFP4) to small integers
+    ///
+    /// The whole model in one pass, MTP layer and indexer included. A run that was stopped goes on when the same
+    /// command is given again; the source is never changed. docs/convert.md says what comes out.
+    Convert(ConvertArgs),
 }
 
 /// `forebay tune`.

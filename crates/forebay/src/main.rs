@@ -2,7 +2,7 @@
 //!
 //! - [`args`]: what can be typed. [`settings`]: what it means. [`failure`]: the exit statuses.
 //! - One module per verb: [`run`], [`chat`], [`inspect`], [`plan`], [`score`], [`mod@bench`], [`doctor`], [`tune`],
-//!   [`synth`], [`get`].
+//!   [`synth`], [`get`], [`verify`], [`convert`].
 //! - What they share: [`load`] a model, read a [`prompt`], show an [`answer`], [`progress`], Ctrl-C in
 //!   [`interrupt`], measurements in [`report`], the end of a run in
 //!   [`closing`] and [`hindsight`], files that a run writes in [`recordings`], the streams in
@@ -18,6 +18,7 @@ mod bundled;
 mod chat;
 mod closing;
 mod console;
+mod convert;
 mod dirs;
 mod doctor;
 mod failure;
@@ -39,6 +40,7 @@ mod settings;
 mod synth;
 mod tune;
 mod usage;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -60,6 +62,8 @@ fn main() -> ExitCode {
         Verb::Tune(args) => tune::run(args),
         Verb::Synth(args) => synth::run(args),
         Verb::Get(args) => get::run(args),
+        Verb::Verify(args) => verify::run(args),
+        Verb::Convert(args) => convert::run(args),
     };
     let Err(failure) = done else { return ExitCode::SUCCESS };
     if let Failure::Error { message, .. } = &failure {

@@ -15,6 +15,7 @@ use crate::identity;
 use crate::record::{Record, create_outside};
 
 /// The files of one run; none, if none was asked for.
+#[derive(Default)]
 pub struct Recordings {
     routes: Option<Routes>,
     record: Option<Record>,

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use forebay_engine::{Engine, Event, Session, TokenScore};
+use forebay_core::CancelToken;
+use forebay_engine::{Engine, EngineOptions, Event, Session, TokenScore};
 use serde_json::{Value, json};
 
 use crate::args::ScoreArgs;
@@ -74,24 +75,8 @@ pub fn run(args: &ScoreArgs) -> Result<(), Failure> {
     recordings.begin(&dir, &engine, &[])?;
     let started = Instant::now();
     let mut session = Session::new(&engine);
-    let scored = interrupt.during(|cancel| {
-        let total: usize = windows.iter().map(|window| window.tokens.len()).sum();
-        let progress = Progress::start("scoring", Unit::Tokens, total as u64);
-        let mut before = 0;
-        let score = |window: Window| {
-            let (trace, mut on_pass) = recordings.watch();
-            let on_event = &mut |event| match event {
-                Event::Prefill { done, .. } => progress.update((before + done) as u64, total as u64),
-                Event::Pass(stats) => on_pass(&stats),
-                Event::Token(_) => {}
-            };
-            let mut scores = session.score(&mut engine, &window.tokens, cancel, trace, on_event)?;
-            before += window.tokens.len();
-            scores.drain(..window.first - 1);
-            Ok(Scored { window, scores })
-        };
-        windows.into_iter().map(score).collect::<Result<Vec<_>, Failure>>()
-    })?;
+    let scored = interrupt
+        .during(|cancel| score(&mut engine, &mut session, windows, "scoring", &mut recordings, cancel))?;
     let time = started.elapsed();
     if let Some(usage) = usage {
         usage.end(&mut engine);
@@ -114,6 +99,50 @@ pub fn run(args: &ScoreArgs) -> Result<(), Failure> {
         closing::show(&mut engine, &roots, &hindsight, &what);
     }
     recordings.finish(&result)
+}
+
+/// Scores every window from nothing.
+fn score(
+    engine: &mut Engine,
+    session: &mut Session,
+    windows: Vec<Window>,
+    label: &'static str,
+    recordings: &mut Recordings,
+    cancel: &CancelToken,
+) -> Result<Vec<Scored>, Failure> {
+    let total: usize = windows.iter().map(|window| window.tokens.len()).sum();
+    let progress = Progress::start(label, Unit::Tokens, total as u64);
+    let mut before = 0;
+    let score = |window: Window| {
+        let (trace, mut on_pass) = recordings.watch();
+        let on_event = &mut |event| match event {
+            Event::Prefill { done, .. } => progress.update((before + done) as u64, total as u64),
+            Event::Pass(stats) => on_pass(&stats),
+            Event::Token(_) => {}
+        };
+        let mut scores = session.score(engine, &window.tokens, cancel, trace, on_event)?;
+        before += window.tokens.len();
+        scores.drain(..window.first - 1);
+        Ok(Scored { window, scores })
+    };
+    windows.into_iter().map(score).collect()
+}
+
+/// The scores of a text with the model in `dir`, as the verb would score it; `label` says what is going on.
+pub fn text(
+    dir: &Path,
+    text: &str,
+    options: &EngineOptions,
+    label: &'static str,
+    cancel: &CancelToken,
+) -> Result<Vec<TokenScore>, Failure> {
+    let input = input(Given::Text(text.to_owned()), dir, true)?;
+    let mut engine = load::open_engine(dir, *options, &[])?;
+    check_ids(&input, engine.spec().vocab)?;
+    let windows = cut(&input, engine.plan().context, 0)?;
+    let mut session = Session::new(&engine);
+    let scored = score(&mut engine, &mut session, windows, label, &mut Recordings::default(), cancel)?;
+    Ok(scored.into_iter().flat_map(|window| window.scores).collect())
 }
 
 /// What the user gave.

@@ -14,7 +14,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::disk::free_bytes;
+use crate::output::folder::free_bytes;
 
 use super::backoff::Patience;
 use super::client::{About, Again, Client, Trouble, header, lock};

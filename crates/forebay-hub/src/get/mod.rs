@@ -189,7 +189,7 @@ impl Hub {
         let job = Job { run: &run, name: &file.name, about, url, part, folder };
         stop.during(|| self.client.interrupt(), || job.fetch())?;
         std::fs::rename(&job.part.path, to).map_err(|cause| GetError::at("write", to, cause))?;
-        crate::disk::sync_folder(folder);
+        crate::output::file::sync_folder(folder);
         job.part.discard()
     }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::disk::{existing, free_bytes};
+use crate::output::folder::free_bytes;
 
 use super::Hub;
 use super::client::lock;
@@ -108,7 +108,7 @@ impl Prepared<'_> {
 
     /// Bytes that are free on the disk that the files go to, where the system says.
     pub fn free(&self) -> Option<u64> {
-        existing(&self.place.folder).and_then(free_bytes)
+        free_bytes(&self.place.folder)
     }
 
     /// The folder that holds the model in the end.
@@ -233,7 +233,7 @@ impl Prepared<'_> {
         } else {
             make_folder_of(&part.path)?;
             let (url, about) = (self.hub.file_url(&self.listing, file)?, self.hub.about(&self.listing, file));
-            let folder = existing(&self.place.folder).unwrap_or(Path::new("."));
+            let folder = &self.place.folder;
             Job { run, name: &file.name, about, url, part, folder }.fetch()?;
             self.place.publish(file)?;
         }

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use forebay_store::json::parse_object;
 use serde_json::{Value, json};
 
-use crate::disk;
+use crate::output::{FileError, file};
 
 use super::client::read_body;
 use super::digest::Digest;
@@ -64,8 +64,8 @@ impl Part {
         let digest = self.digest.to_string();
         let text =
             json!({"version": VERSION, "digest": digest, "size": self.size, "ranges": ranges}).to_string();
-        disk::write_whole(&self.journal, text.as_bytes())
-            .map_err(|cause| GetError::at("write", &self.journal, cause))
+        file::write_path(&self.journal, text.as_bytes())
+            .map_err(|FileError { cause, .. }| GetError::at("write", &self.journal, cause))
     }
 
     /// Throws everything away.

@@ -9,7 +9,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::disk;
+use crate::output::{FileError, file};
 
 use super::error::GetError;
 use super::listing::{Listing, RemoteFile};
@@ -160,7 +160,7 @@ impl Place {
     pub fn publish(&self, file: &RemoteFile) -> Result<(), GetError> {
         let (part, target) = (self.part(file), self.target(file));
         fs::rename(&part.path, &target).map_err(|cause| GetError::at("write", &target, cause))?;
-        target.parent().into_iter().for_each(disk::sync_folder);
+        target.parent().into_iter().for_each(file::sync_folder);
         part.discard()
     }
 
@@ -194,8 +194,8 @@ impl Place {
         }
         let path = repo.join("refs").join(&listing.revision);
         make_folder_of(&path)?;
-        disk::write_whole(&path, listing.commit.as_bytes())
-            .map_err(|cause| GetError::at("write", &path, cause))
+        file::write_path(&path, listing.commit.as_bytes())
+            .map_err(|FileError { cause, .. }| GetError::at("write", &path, cause))
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use forebay_store::json::parse_object;
 use serde_json::{Map, Value, json};
 
-use crate::disk;
+use crate::output::{FileError, file};
 
 use super::client::read_body;
 use super::digest::Digest;
@@ -105,7 +105,8 @@ impl Record {
             "files": files,
         });
         let text = serde_json::to_string_pretty(&root).unwrap_or_else(|_| root.to_string()) + "\n";
-        disk::write_whole(path, text.as_bytes()).map_err(|cause| GetError::at("write", path, cause))
+        file::write_path(path, text.as_bytes())
+            .map_err(|FileError { cause, .. }| GetError::at("write", path, cause))
     }
 }
 

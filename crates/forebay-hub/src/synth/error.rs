@@ -8,6 +8,8 @@ use forebay_core::{ByteSize, Format};
 use forebay_store::config::ConfigError;
 use forebay_store::json::JsonError;
 
+use crate::output::FileError;
+
 /// Why a synthetic model was not written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -132,6 +134,12 @@ pub enum SynthError {
     /// The user stopped it.
     #[error("stopped; complete files are kept, and the same command continues")]
     Cancelled,
+}
+
+impl From<FileError> for SynthError {
+    fn from(error: FileError) -> Self {
+        Self::at(error.action, &error.path, error.cause)
+    }
 }
 
 impl SynthError {

@@ -1,19 +1,19 @@
 //! The folder that a model is written to: whose it is, what is there already, and whether the rest fits.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
 use forebay_store::json::parse_object;
 use serde_json::{Map, Value};
 
-use crate::disk::{existing, free_bytes};
-
 use super::error::SynthError;
 use super::plan::Plan;
-use super::shard::{PARTIAL, is_complete, write_whole};
+use super::shard::is_complete;
 use super::spec::TextFiles;
+use crate::output::file::{PARTIAL, write_whole};
+use crate::output::folder::{changes, free_bytes, lock, names};
 
 /// The options of a synthetic model, in its folder. Written first.
 pub const STAMP: &str = "synth.json";
@@ -34,7 +34,7 @@ impl Folder {
     /// a part of it.
     pub fn take(dir: &Path, stamp: &Value, bytes: u64) -> Result<Self, SynthError> {
         if !dir.exists() {
-            room(dir, bytes, existing(dir).and_then(free_bytes))?;
+            room(dir, bytes, free_bytes(dir))?;
         }
         fs::create_dir_all(dir).map_err(|cause| SynthError::at("create", dir, cause))?;
         let found = names(dir)?;
@@ -47,7 +47,7 @@ impl Folder {
         if begun {
             check_stamp(dir, stamp)?;
         }
-        let lock = lock(dir)?;
+        let lock = lock(dir, LOCK)?.ok_or_else(|| SynthError::Busy { dir: dir.to_owned() })?;
         if !begun {
             let text = serde_json::to_string_pretty(stamp).unwrap_or_else(|_| stamp.to_string());
             write_whole(dir, STAMP, (text + "\n").as_bytes())?;
@@ -100,49 +100,16 @@ impl Folder {
     }
 }
 
-fn names(dir: &Path) -> Result<BTreeSet<String>, SynthError> {
-    let failed = |cause| SynthError::at("list", dir, cause);
-    let entries = fs::read_dir(dir).map_err(failed)?;
-    entries.map(|entry| Ok(entry.map_err(failed)?.file_name().to_string_lossy().into_owned())).collect()
-}
-
-fn lock(dir: &Path) -> Result<File, SynthError> {
-    let path = dir.join(LOCK);
-    let open = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
-    let file = open.map_err(|cause| SynthError::at("create", &path, cause))?;
-    match file.try_lock() {
-        Err(TryLockError::WouldBlock) => Err(SynthError::Busy { dir: dir.to_owned() }),
-        // Some network disks have no locks. Then it is on the user to start only one.
-        Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
-    }
-}
-
 fn check_stamp(dir: &Path, wanted: &Value) -> Result<(), SynthError> {
     let path = dir.join(STAMP);
     let bytes = fs::read(&path).map_err(|cause| SynthError::at("read", &path, cause))?;
     let found = parse_object(&bytes).unwrap_or_default();
     let empty = Map::new();
-    let changed = changes("", &found, wanted.as_object().unwrap_or(&empty));
+    let changed = changes(&found, wanted.as_object().unwrap_or(&empty));
     match changed.is_empty() {
         true => Ok(()),
         false => Err(SynthError::OtherOptions { dir: dir.to_owned(), changed: changed.join(", ") }),
     }
-}
-
-/// Where two stamps differ: `hidden_size 256 there, 512 asked for`.
-fn changes(prefix: &str, there: &Map<String, Value>, asked: &Map<String, Value>) -> Vec<String> {
-    let mut changed = Vec::new();
-    for (key, asked) in asked {
-        let there = there.get(key).unwrap_or(&Value::Null);
-        match (there, asked) {
-            (Value::Object(there), Value::Object(asked)) => {
-                changed.extend(changes(&format!("{prefix}{key}."), there, asked));
-            }
-            _ if there != asked => changed.push(format!("{prefix}{key}: {there} there, {asked} asked for")),
-            _ => {}
-        }
-    }
-    changed
 }
 
 fn room(dir: &Path, bytes: u64, free: Option<u64>) -> Result<(), SynthError> {

@@ -83,7 +83,7 @@ impl Matrix {
             let unit = pool.key().format().row_bytes(pool.key().unit()).unwrap_or(usize::MAX);
             draw.gather(pool.codes(draw.band, usize::from(draw.rows[row])), unit, &mut out);
             if draw.negated(row) {
-                negate(pool.key().format(), &mut out[start..]);
+                negate(pool.key().format(), self.cols, &mut out[start..]);
             }
         });
         out
@@ -154,14 +154,19 @@ impl Draw {
 }
 
 /// Negates every weight of a row. Symmetric quantisation never uses the code that has no negative.
-fn negate(format: Format, codes: &mut [u8]) {
+fn negate(format: Format, cols: usize, codes: &mut [u8]) {
     match format {
-        // Nibbles 8 + q become 8 - q; padding, which is 8, stays.
+        // Nibbles 8 + q become 8 - q. An unused upper one is 0, and stays: the lower one never is.
         Format::Int4Row | Format::Int4Group(_) => {
             codes.iter_mut().for_each(|byte| *byte = 0x10u8.wrapping_sub(*byte));
         }
         // The same with 2 + q and four codes a byte.
-        Format::Int2Row => codes.iter_mut().for_each(|byte| *byte = 0x54u8.wrapping_sub(*byte)),
+        Format::Int2Row => {
+            codes.iter_mut().for_each(|byte| *byte = 0x54u8.wrapping_sub(*byte));
+            if let (Some(last), used @ 1..) = (codes.last_mut(), cols % 4) {
+                *last &= (1 << (2 * used)) - 1;
+            }
+        }
         Format::Int8Row => codes.iter_mut().for_each(|byte| *byte = byte.wrapping_neg()),
         Format::Fp8Block => codes.iter_mut().for_each(|byte| *byte ^= 0x80),
         Format::F32 => codes.iter_mut().skip(3).step_by(4).for_each(|byte| *byte ^= 0x80),

@@ -34,7 +34,7 @@ use pool::{Pool, PoolKey};
 use shard::Maker;
 
 /// Grows when the same options give other bytes.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// What a run did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

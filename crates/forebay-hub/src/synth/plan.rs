@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use forebay_core::Format;
 use forebay_core::format::FP8_BLOCK;
-use forebay_core::{Format, GroupSize};
 use forebay_model::ModelSpec;
 use forebay_model::families::glm;
 use forebay_model::families::roles::{Shape, TensorNeed};
@@ -224,14 +224,12 @@ fn stored(tuner: &Tuner<'_>, need: &TensorNeed, layer: usize) -> Result<Vec<Stor
     Ok(stored)
 }
 
-/// Readers know the size of groups from their number alone, and take the smallest that fits (container spec
-/// section 5.2). One group is a row, whatever its size.
+/// Readers know the size of groups from their number alone (container spec section 5.2). One group is a row,
+/// whatever its size.
 fn check_groups(asked: Format, cols: usize) -> Result<(), SynthError> {
-    let Format::Int4Group(size) = asked else { return Ok(()) };
-    let groups = cols.div_ceil(size.get());
-    let read = GroupSize::ALL.into_iter().find(|other| cols.div_ceil(other.get()) == groups);
-    match read.map(Format::Int4Group) {
-        Some(read) if read != asked && groups > 1 => Err(SynthError::Ambiguous { asked, read, cols }),
+    match asked.as_inferred(cols) {
+        Format::Int4Row => Ok(()),
+        read if read != asked => Err(SynthError::Ambiguous { asked, read, cols }),
         _ => Ok(()),
     }
 }

@@ -207,3 +207,27 @@ proptest! {
         let _ = parse_header(&bytes, len);
     }
 }
+
+/// Formats that the writer names (docs/convert.md); metadata of other writers is not looked at.
+#[test]
+fn declared_formats_are_read_and_strict() {
+    let parse = |metadata: &str| {
+        let text =
+            format!(r#"{{"__metadata__":{metadata},"w":{{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}}}"#);
+        parse_header(text.as_bytes(), 8 + text.len() as u64 + 4).map(|found| found[0].declared)
+    };
+    let named = parse(r#"{"forebay_container":"1","w":"int4-g64 2x4","gone":"int8 1x1"}"#).unwrap().unwrap();
+    assert_eq!((named.to_string().as_str(), named.rows, named.cols), ("int4-g64 2x4", 2, 4));
+    for other in [r#"{"format":"pt"}"#, r#"{"w":"int8 1x4"}"#, "{}", "null", "[1]", r#"{"w":7}"#] {
+        assert_eq!(parse(other).unwrap(), None, "{other}");
+    }
+    for bad in [
+        r#"{"forebay_container":"2"}"#,
+        r#"{"forebay_container":"1","w":"int8"}"#,
+        r#"{"forebay_container":"1","w":"int8 2x"}"#,
+        r#"{"forebay_container":"1","w":"int8 2x2","w":"int8 1x4"}"#,
+        r#"{"w":"q4_0 2x2","forebay_container":"1"}"#,
+    ] {
+        assert!(matches!(parse(bad), Err(HeaderError::Metadata { .. })), "{bad}");
+    }
+}

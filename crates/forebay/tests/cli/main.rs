@@ -2,6 +2,7 @@
 
 mod bench;
 mod chat;
+mod convert;
 mod damage;
 mod doctor;
 mod errors;

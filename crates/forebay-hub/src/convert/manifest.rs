@@ -1,0 +1,142 @@
+//! What was done already: `forebay-convert.json` in the result's folder.
+//!
+//! It is written as a whole after every file. A file of the result is trusted only if the manifest has it and it is
+//! still what the manifest says: same size and time of writing, or same hash.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use forebay_store::json::parse_object;
+use serde_json::{Map, Value, json};
+use sha2::{Digest as _, Sha256};
+
+use super::error::ConvertError;
+use super::source::modified;
+use crate::digests::{Digest, hex, is_sha256, write_json};
+use crate::output::folder::changes;
+
+/// The name of the file.
+pub const MANIFEST: &str = "forebay-convert.json";
+/// The key of the version, and the version.
+const VERSION_KEY: &str = "forebay_convert";
+/// Grows when the same source and options give other bytes.
+const VERSION: u64 = 1;
+
+/// Differences that a message names.
+const SHOWN: usize = 6;
+
+/// A file that was completed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// Its size and hash.
+    pub digest: Digest,
+    /// When it was written, in nanoseconds since 1970.
+    pub modified: u128,
+}
+
+/// The manifest, in memory.
+#[derive(Clone, Debug)]
+pub struct Manifest {
+    dir: PathBuf,
+    /// Source and options.
+    stamp: Map<String, Value>,
+    /// Complete files by their path within the folder.
+    pub done: BTreeMap<String, Done>,
+}
+
+impl Manifest {
+    /// The manifest of a conversion with this stamp into `dir`; what an earlier run did if it was begun before.
+    pub fn open(dir: &Path, stamp: Map<String, Value>) -> Result<Self, ConvertError> {
+        let path = dir.join(MANIFEST);
+        let mut manifest = Self { dir: dir.to_owned(), stamp, done: BTreeMap::new() };
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(manifest),
+            Err(cause) => return Err(ConvertError::at("read", &path, cause)),
+        };
+        let malformed = |what: String| ConvertError::Manifest { path: path.clone(), what };
+        let map = parse_object(&bytes).map_err(|error| malformed(error.to_string()))?;
+        if map.get(VERSION_KEY) != Some(&json!(VERSION)) {
+            return Err(malformed(format!("it is not version {VERSION} of a record of conversion")));
+        }
+        let mut changed = changes(&map, &manifest.stamp);
+        if !changed.is_empty() {
+            if changed.len() > SHOWN {
+                let more = changed.len() - SHOWN;
+                changed.truncate(SHOWN);
+                changed.push(format!("and {more} more"));
+            }
+            return Err(ConvertError::OtherOptions { dir: dir.to_owned(), changed: changed.join(", ") });
+        }
+        for (name, entry) in map.get("done").and_then(Value::as_object).into_iter().flatten() {
+            let entry = done(entry).ok_or_else(|| malformed(format!("the entry {name:?} is malformed")))?;
+            manifest.done.insert(name.clone(), entry);
+        }
+        Ok(manifest)
+    }
+
+    /// Writes it.
+    pub fn write(&self) -> Result<(), ConvertError> {
+        let entry = |done: &Done| {
+            let Done { digest, modified } = done;
+            json!({"size": digest.size, "sha256": digest.sha256, "modified": modified.to_string()})
+        };
+        let done: Map<_, _> = self.done.iter().map(|(name, done)| (name.clone(), entry(done))).collect();
+        let mut map = Map::from_iter([(VERSION_KEY.to_owned(), json!(VERSION))]);
+        map.extend(self.stamp.clone());
+        map.insert("done".to_owned(), Value::Object(done));
+        Ok(write_json(&self.dir, MANIFEST, &Value::Object(map))?)
+    }
+
+    /// Enters a file that is complete, and writes the manifest.
+    pub fn complete(&mut self, name: &str, digest: Digest) -> Result<(), ConvertError> {
+        let modified = modified(&self.dir.join(name))?;
+        self.done.insert(name.to_owned(), Done { digest, modified });
+        self.write()
+    }
+
+    /// Whether the file `name` of `bytes` bytes is complete and as it was written.
+    pub fn trusts(&mut self, name: &str, bytes: u64) -> Result<bool, ConvertError> {
+        let Some(done) = self.done.get_mut(name) else { return Ok(false) };
+        let path = self.dir.join(name);
+        let size = fs::metadata(&path).ok().filter(fs::Metadata::is_file).map(|meta| meta.len());
+        if size != Some(bytes) || done.digest.size != bytes {
+            return Ok(false);
+        }
+        let now = modified(&path)?;
+        if now == done.modified {
+            return Ok(true);
+        }
+        // Copied, or touched: its bytes decide.
+        let same = hash(&path)? == done.digest.sha256;
+        if same {
+            done.modified = now;
+        }
+        Ok(same)
+    }
+}
+
+fn done(entry: &Value) -> Option<Done> {
+    let text = |key: &str| entry.get(key).and_then(Value::as_str);
+    let sha256 = text("sha256").filter(|text| is_sha256(text))?.to_owned();
+    let digest = Digest { size: entry.get("size")?.as_u64()?, sha256 };
+    Some(Done { digest, modified: text("modified")?.parse().ok()? })
+}
+
+fn hash(path: &Path) -> Result<String, ConvertError> {
+    let mut hash = Sha256::new();
+    let mut read = || {
+        let mut file = File::open(path)?;
+        let mut block = vec![0; 1 << 20];
+        loop {
+            match file.read(&mut block)? {
+                0 => return Ok(()),
+                n => hash.update(&block[..n]),
+            }
+        }
+    };
+    read().map_err(|cause| ConvertError::at("read", path, cause))?;
+    Ok(hex(&hash.finalize()))
+}

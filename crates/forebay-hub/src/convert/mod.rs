@@ -1,0 +1,253 @@
+//! A checkpoint becomes a model of small integers.
+//!
+//! - [`source`]: where the checkpoint is. [`targets`]: what every part of it becomes.
+//! - [`plan`], [`layout`]: every byte's place, before the first is written. `weight`, `input`: one matrix, read and decoded.
+//! - `write`, [`manifest`]: one file after another, and what was done already.
+//!
+//! docs/convert.md says what comes out, and how much memory and disk it takes.
+
+mod error;
+mod input;
+pub mod layout;
+pub mod manifest;
+pub mod plan;
+pub mod source;
+pub mod targets;
+mod weight;
+mod write;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use forebay_core::CancelToken;
+use forebay_model::ModelSpec;
+use forebay_model::families::glm;
+use forebay_store::config::ConfigFile;
+use forebay_store::json::parse_object;
+use serde_json::{Map, Value, json};
+use sha2::{Digest as _, Sha256};
+
+pub use error::ConvertError;
+pub use plan::Plan;
+pub use source::{LocalFolder, Source, SourceFile};
+pub use targets::Targets;
+
+use crate::digests::{Digest, Digests, hex};
+use crate::output::file::{PARTIAL, write_whole};
+use crate::output::folder::{lock, names};
+use manifest::{MANIFEST, Manifest};
+use write::{Run, tidy};
+
+/// Held while a process writes.
+const LOCK: &str = "forebay-convert.lock";
+/// Small files that are copied if the source has them. `config.json` comes after them.
+pub const TEXT_FILES: [&str; 5] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+];
+/// Room that is left on the disk unless another margin is asked for, in bytes.
+pub const DEFAULT_MARGIN: u64 = 20_000_000_000;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The format of every part.
+    pub targets: Targets,
+    /// Whether the MTP layer is converted, if there is one.
+    pub mtp: bool,
+    /// Whether the indexer is converted, if there is one.
+    pub indexer: bool,
+    /// Bytes that stay free on the disk.
+    pub margin: u64,
+    /// Threads. They do not change a byte.
+    pub threads: usize,
+}
+
+/// A conversion that can be done.
+#[derive(Debug)]
+pub struct Job {
+    /// What will be read and written.
+    pub plan: Plan,
+    files: Vec<SourceFile>,
+    /// The result's `config.json`.
+    config: Vec<u8>,
+    options: Options,
+}
+
+/// What a run did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Converted {
+    /// Bytes of all weight files.
+    pub bytes: u64,
+    /// Weight files written by this run.
+    pub written: usize,
+    /// Weight files that were there.
+    pub kept: usize,
+}
+
+impl Job {
+    /// Reads the headers of `source` and plans its conversion.
+    ///
+    /// # Errors
+    /// If a weight that the config asks for is missing, malformed, or quantised already.
+    pub fn new(source: &mut dyn Source, options: Options) -> Result<Self, ConvertError> {
+        options.targets.check()?;
+        let (spec, config) = config(source)?;
+        let files = source.files()?;
+        let catalog = source::catalog(&source.place(), &files)?;
+        let plan = Plan::new(&spec, &catalog, &options)?;
+        Ok(Self { plan, files, config, options })
+    }
+
+    /// The most bytes of disk that the weights take while they are converted from a source that hands out one file
+    /// after another: the result, one file of the source, and what is set aside of the others.
+    pub fn streamed_disk_bytes(&self) -> u64 {
+        let largest = self.files.iter().map(|file| file.size).max().unwrap_or(0);
+        let aside = self.plan.later.iter().flatten().map(|extent| extent.len);
+        aside.fold(self.plan.bytes().saturating_add(largest), u64::saturating_add)
+    }
+
+    /// Writes the result into `dir`, or what is missing of it. `progress` gets the bytes that are there and those
+    /// there will be.
+    ///
+    /// # Errors
+    /// After any error complete files stay, and the next call goes on behind them.
+    pub fn run(
+        &self,
+        source: &mut dyn Source,
+        dir: &Path,
+        cancel: &CancelToken,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Converted, ConvertError> {
+        self.check_folder(source, dir)?;
+        fs::create_dir_all(dir).map_err(|cause| ConvertError::at("create", dir, cause))?;
+        let _lock = lock(dir, LOCK)?.ok_or_else(|| ConvertError::Busy { dir: dir.to_owned() })?;
+        let manifest = Manifest::open(dir, self.stamp())?;
+        self.check_shards(dir)?;
+        manifest.write()?;
+        let (plan, files, options) = (&self.plan, &self.files[..], &self.options);
+        let mut run = Run { dir, plan, files, options, cancel, progress, manifest, written: 0 };
+        let written = run.all(source)?;
+        self.finish(source, dir, &run.manifest)?;
+        Ok(Converted { bytes: plan.bytes(), written, kept: plan.outputs.len() - written })
+    }
+
+    /// What must be the same for a run to go on where another ended.
+    fn stamp(&self) -> Map<String, Value> {
+        let Options { targets, mtp, indexer, .. } = &self.options;
+        let file = |file: &SourceFile| (file.name.clone(), json!(format!("{} {}", file.size, file.identity)));
+        let source: Map<_, _> = self.files.iter().map(file).collect();
+        let Value::Object(map) = json!({
+            "formats": targets.json(),
+            "mtp": mtp,
+            "indexer": indexer,
+            "config": hex(&Sha256::digest(&self.config)),
+            "source": source,
+            "source_files": self.files.len(),
+        }) else {
+            return Map::new();
+        };
+        map
+    }
+
+    /// A weight file of somebody else's would be read as part of the result.
+    fn check_shards(&self, dir: &Path) -> Result<(), ConvertError> {
+        let ours = |name: &String| self.plan.outputs.iter().any(|output| output.name == *name);
+        match names(dir)?.into_iter().find(|name| name.ends_with(".safetensors") && !ours(name)) {
+            Some(found) => Err(ConvertError::Occupied { dir: dir.to_owned(), found }),
+            None => Ok(()),
+        }
+    }
+
+    /// The result goes to a folder of its own.
+    fn check_folder(&self, source: &dyn Source, dir: &Path) -> Result<(), ConvertError> {
+        let real = |path: &Path| fs::canonicalize(path).ok();
+        if let (Some(from), Some(to)) = (real(&source.place()), real(dir))
+            && from == to
+        {
+            return Err(ConvertError::SameFolder { dir: dir.to_owned() });
+        }
+        if !dir.exists() {
+            return Ok(());
+        }
+        let found = names(dir)?;
+        // A run that was killed at once leaves only these.
+        let harmless = [LOCK.to_owned(), format!("{MANIFEST}{PARTIAL}")];
+        match found.into_iter().find(|name| !harmless.contains(name)) {
+            Some(found) if !dir.join(MANIFEST).exists() => {
+                Err(ConvertError::Occupied { dir: dir.to_owned(), found })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes the small files, the digests of all, and last of all what makes a folder a model.
+    fn finish(&self, source: &mut dyn Source, dir: &Path, manifest: &Manifest) -> Result<(), ConvertError> {
+        let mut digests = BTreeMap::new();
+        for output in &self.plan.outputs {
+            if let Some(done) = manifest.done.get(&output.name) {
+                digests.insert(output.name.clone(), done.digest.clone());
+            }
+        }
+        let mut small = Vec::new();
+        for name in TEXT_FILES {
+            small.extend(source.text(name)?.map(|bytes| (name, bytes)));
+        }
+        let config = [("config.json", self.config.clone())];
+        for (name, bytes) in small.iter().chain(&config) {
+            let sha256 = hex(&Sha256::digest(bytes));
+            digests.insert((*name).to_owned(), Digest { size: bytes.len() as u64, sha256 });
+        }
+        for (name, bytes) in &small {
+            put(dir, name, bytes)?;
+        }
+        let digests = Digests(digests);
+        if !matches!(Digests::read(dir), Ok(Some(found)) if found == digests) {
+            digests.write(dir)?;
+        }
+        tidy(dir);
+        let leftovers =
+            names(dir)?.into_iter().filter(|name| name.ends_with(&format!(".safetensors{PARTIAL}")));
+        leftovers.for_each(|name| drop(fs::remove_file(dir.join(name))));
+        put(dir, "config.json", &self.config)?;
+        // Still locked, but no longer needed; should it stay, it does no harm.
+        let _ = fs::remove_file(dir.join(LOCK));
+        Ok(())
+    }
+}
+
+/// Writes a small file unless it is there.
+fn put(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), ConvertError> {
+    match fs::read(dir.join(name)) {
+        Ok(found) if found == bytes => Ok(()),
+        _ => Ok(write_whole(dir, name, bytes)?),
+    }
+}
+
+/// What the source's config says, and the config of the result: the same without the source's quantisation.
+fn config(source: &mut dyn Source) -> Result<(ModelSpec, Vec<u8>), ConvertError> {
+    const NAME: &str = "config.json";
+    let Some(bytes) = source.text(NAME)? else {
+        // The error that says what the folder seems to be instead.
+        ConfigFile::read(&source.place())?;
+        return Err(ConvertError::Source { name: NAME.to_owned(), what: "the source has none".to_owned() });
+    };
+    let mut map = parse_object(&bytes)?;
+    let quantisation = map.get("quantization_config").cloned();
+    let method = quantisation.as_ref().and_then(|q| q.get("quant_method")).and_then(Value::as_str);
+    if method != Some("modelopt") {
+        let spec = glm::spec(&ConfigFile::parse(NAME, &bytes)?)?;
+        if quantisation.is_none() {
+            return Ok((spec, bytes));
+        }
+    }
+    // ModelOpt's own fields are not those of FP8 checkpoints; its tensors are checked one by one instead.
+    map.shift_remove("quantization_config");
+    let text = serde_json::to_string_pretty(&Value::Object(map)).unwrap_or_default() + "\n";
+    let spec = glm::spec(&ConfigFile::parse(NAME, text.as_bytes())?)?;
+    Ok((spec, text.into_bytes()))
+}

@@ -1,0 +1,234 @@
+//! One conversion under way: the source's files one after another, each with what becomes of it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use forebay_core::CancelToken;
+use forebay_core::quant::Encoded;
+use forebay_store::layout::Extent;
+use forebay_store::shard::read_header;
+use sha2::{Digest as _, Sha256};
+
+use super::Options;
+use super::error::ConvertError;
+use super::input::Inputs;
+use super::manifest::Manifest;
+use super::plan::{Output, Piece, Plan, encode};
+use super::source::{Source, SourceFile};
+use crate::digests::{Digest, hex};
+use crate::output::FileError;
+use crate::output::file::NewFile;
+use crate::output::folder::free_bytes;
+use crate::output::ordered::in_order;
+
+/// Where pieces of files are kept that a later file completes.
+pub const ASIDE: &str = "forebay-convert.parts";
+/// Bytes copied at a time.
+const COPY_BYTES: u64 = 1 << 20;
+
+/// Everything that one run needs to know.
+pub struct Run<'a> {
+    pub dir: &'a Path,
+    pub plan: &'a Plan,
+    pub files: &'a [SourceFile],
+    pub options: &'a Options,
+    pub cancel: &'a CancelToken,
+    pub progress: &'a mut dyn FnMut(u64, u64),
+    pub manifest: Manifest,
+    /// Bytes of the result that are there.
+    pub written: u64,
+}
+
+impl Run<'_> {
+    /// Writes what is missing. Returns how many files that were.
+    pub fn all(&mut self, source: &mut dyn Source) -> Result<usize, ConvertError> {
+        let mut missing = Vec::new();
+        for output in &self.plan.outputs {
+            match self.manifest.trusts(&output.name, output.bytes)? {
+                true => self.written += output.bytes,
+                false => missing.push(output),
+            }
+        }
+        let left = missing.iter().map(|output| output.bytes).sum();
+        self.check_room(left)?;
+        for file in 0..self.files.len() {
+            let output = missing.iter().find(|output| output.source == file).copied();
+            let aside = self.set_aside(source, file, &missing)?;
+            if output.is_none() && aside.is_empty() {
+                continue;
+            }
+            let parts =
+                output.map_or(0, |output| output.bytes) + aside.iter().map(|part| part.len).sum::<u64>();
+            let fetched = if source.keeps_files() { 0 } else { self.files[file].size };
+            self.check_room(parts.saturating_add(fetched))?;
+            let path = source.take(file)?;
+            self.check_unchanged(&path, &self.files[file])?;
+            if !aside.is_empty() {
+                self.copy_aside(file, &path, &aside)?;
+            }
+            if let Some(output) = output {
+                let inputs = self.inputs(source, output, &path)?;
+                self.check_room(output.bytes)?;
+                let digest = self.write(output, &inputs)?;
+                self.manifest.complete(&output.name, digest)?;
+            }
+            source.release(file);
+        }
+        Ok(missing.len())
+    }
+
+    /// What has to be set aside of `file` before it is released; nothing if it was done before.
+    fn set_aside(
+        &mut self,
+        source: &dyn Source,
+        file: usize,
+        missing: &[&Output],
+    ) -> Result<Vec<Extent>, ConvertError> {
+        let pieces = &self.plan.later[file];
+        let wanted = missing.iter().filter(|output| output.source > file);
+        let needed = wanted.flat_map(|output| &output.items).flat_map(|item| item.from.extents());
+        if source.keeps_files() || !needed.into_iter().any(|extent| extent.shard as usize == file) {
+            return Ok(Vec::new());
+        }
+        let bytes = pieces.iter().map(|piece| piece.len).sum();
+        match self.manifest.trusts(&aside_name(file), bytes)? {
+            true => Ok(Vec::new()),
+            false => Ok(pieces.clone()),
+        }
+    }
+
+    fn copy_aside(&mut self, file: usize, path: &Path, pieces: &[Extent]) -> Result<(), ConvertError> {
+        self.check_room(pieces.iter().map(|piece| piece.len).sum())?;
+        let folder = self.dir.join(ASIDE);
+        fs::create_dir_all(&folder).map_err(|cause| ConvertError::at("create", &folder, cause))?;
+        let mut inputs = Inputs::default();
+        inputs.add_whole(file as u32, path)?;
+        let mut out = HashedFile::create(&folder, &aside_file(file))?;
+        for piece in pieces {
+            for at in (0..piece.len).step_by(COPY_BYTES as usize) {
+                if self.cancel.is_cancelled() {
+                    return Err(ConvertError::Cancelled);
+                }
+                let len = COPY_BYTES.min(piece.len - at);
+                out.write(&inputs.read(&Extent { offset: piece.offset + at, len, ..*piece })?)?;
+            }
+        }
+        let digest = out.publish()?;
+        self.manifest.complete(&aside_name(file), digest)
+    }
+
+    /// Opens what `output` is made of: its own file of the source, and of earlier ones either the files or what was
+    /// set aside.
+    fn inputs(&self, source: &mut dyn Source, output: &Output, path: &Path) -> Result<Inputs, ConvertError> {
+        let mut inputs = Inputs::default();
+        inputs.add_whole(output.source as u32, path)?;
+        let extents = output.items.iter().flat_map(|item| item.from.extents());
+        let mut earlier: Vec<usize> = extents.map(|extent| extent.shard as usize).collect();
+        earlier.sort_unstable();
+        earlier.dedup();
+        for file in earlier.into_iter().filter(|file| *file != output.source) {
+            if source.keeps_files() {
+                let path = source.take(file)?;
+                self.check_unchanged(&path, &self.files[file])?;
+                inputs.add_whole(file as u32, &path)?;
+            } else {
+                let path = self.dir.join(aside_name(file));
+                inputs.add_pieces(file as u32, &path, &self.plan.later[file])?;
+            }
+        }
+        Ok(inputs)
+    }
+
+    /// The header says where everything is: it must be the one that was planned with.
+    fn check_unchanged(&self, path: &Path, planned: &SourceFile) -> Result<(), ConvertError> {
+        let (size, tensors) = read_header(path)?;
+        match size == planned.size && tensors == planned.tensors {
+            true => Ok(()),
+            false => Err(ConvertError::SourceChanged { path: path.to_owned() }),
+        }
+    }
+
+    fn check_room(&self, bytes: u64) -> Result<(), ConvertError> {
+        let margin = self.options.margin;
+        match free_bytes(self.dir) {
+            Some(free) if bytes > 0 && free < bytes.saturating_add(margin) => {
+                Err(ConvertError::NoRoom { dir: self.dir.to_owned(), bytes, margin, free })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn write(&mut self, output: &Output, inputs: &Inputs) -> Result<Digest, ConvertError> {
+        let mut file = HashedFile::create(self.dir, &output.name)?;
+        file.write(&output.header)?;
+        let total = self.plan.bytes();
+        let (written, cancel, progress) = (&mut self.written, self.cancel, &mut *self.progress);
+        *written += output.header.len() as u64;
+        let make = |piece: &Piece| match piece {
+            Piece::Rows { item, rows } => encode(&output.items[*item], rows.clone(), inputs),
+            Piece::Scales | Piece::Zeros(_) => Ok(Encoded::default()),
+        };
+        let mut scales: Vec<f32> = Vec::new();
+        let take = |piece: &Piece, made: Result<Encoded, ConvertError>| {
+            if cancel.is_cancelled() {
+                return Err(ConvertError::Cancelled);
+            }
+            let made = made?;
+            let bytes = match piece {
+                Piece::Rows { .. } => {
+                    scales.extend(made.scales);
+                    made.codes
+                }
+                Piece::Scales => scales.drain(..).flat_map(f32::to_le_bytes).collect(),
+                Piece::Zeros(count) => vec![0; *count as usize],
+            };
+            file.write(&bytes)?;
+            *written += bytes.len() as u64;
+            progress(*written, total);
+            Ok(())
+        };
+        in_order(&output.pieces, self.options.threads, make, take)?;
+        Ok(file.publish()?)
+    }
+}
+
+fn aside_file(file: usize) -> String {
+    format!("{file:05}.bin")
+}
+
+fn aside_name(file: usize) -> String {
+    format!("{ASIDE}/{}", aside_file(file))
+}
+
+/// A new file and the hash of what was written to it.
+struct HashedFile {
+    file: NewFile,
+    hash: Sha256,
+    size: u64,
+}
+
+impl HashedFile {
+    fn create(dir: &Path, name: &str) -> Result<Self, FileError> {
+        Ok(Self { file: NewFile::create(dir, name)?, hash: Sha256::new(), size: 0 })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), FileError> {
+        self.hash.update(bytes);
+        self.size += bytes.len() as u64;
+        self.file.write(bytes)
+    }
+
+    fn publish(self) -> Result<Digest, FileError> {
+        self.file.publish()?;
+        Ok(Digest { size: self.size, sha256: hex(&self.hash.finalize()) })
+    }
+}
+
+/// Removes what only an unfinished conversion needs. Should it stay, it does no harm.
+pub fn tidy(dir: &Path) {
+    let _ = fs::remove_dir_all(aside_folder(dir));
+}
+
+fn aside_folder(dir: &Path) -> PathBuf {
+    dir.join(ASIDE)
+}

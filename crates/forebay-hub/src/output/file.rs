@@ -1,0 +1,81 @@
+//! Files that are there as a whole or not at all: they have another name until every byte is on the disk.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use super::FileError;
+
+/// What an incomplete file's name ends with.
+pub const PARTIAL: &str = ".partial";
+
+/// A file that is being written. Unless it is [published](Self::publish), dropping it removes what there is of it:
+/// half a file is of no use, least of all on a full disk.
+#[derive(Debug)]
+pub struct NewFile {
+    dir: PathBuf,
+    name: String,
+    file: File,
+    published: bool,
+}
+
+impl NewFile {
+    /// Begins the file `name` of `dir`, anew if it was begun before.
+    pub fn create(dir: &Path, name: &str) -> Result<Self, FileError> {
+        let path = partial(dir, name);
+        let file = File::create(&path).map_err(|cause| FileError::new("create", &path, cause))?;
+        Ok(Self { dir: dir.to_owned(), name: name.to_owned(), file, published: false })
+    }
+
+    /// Appends bytes.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), FileError> {
+        self.file.write_all(bytes).map_err(|cause| self.failed("write", cause))
+    }
+
+    /// Makes sure that the bytes are on the disk, and gives the file its name.
+    pub fn publish(mut self) -> Result<(), FileError> {
+        self.file.sync_all().map_err(|cause| self.failed("write", cause))?;
+        let renamed = fs::rename(partial(&self.dir, &self.name), self.dir.join(&self.name));
+        renamed.map_err(|cause| self.failed("rename", cause))?;
+        self.published = true;
+        sync_folder(&self.dir);
+        Ok(())
+    }
+
+    fn failed(&self, action: &'static str, cause: std::io::Error) -> FileError {
+        FileError::new(action, &partial(&self.dir, &self.name), cause)
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if !self.published {
+            // If this fails, the next run replaces it.
+            let _ = fs::remove_file(partial(&self.dir, &self.name));
+        }
+    }
+}
+
+fn partial(dir: &Path, name: &str) -> PathBuf {
+    dir.join(format!("{name}{PARTIAL}"))
+}
+
+/// Writes a small file.
+pub fn write_whole(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), FileError> {
+    let mut file = NewFile::create(dir, name)?;
+    file.write(bytes)?;
+    file.publish()
+}
+
+/// Writes the small file `path`.
+pub fn write_path(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
+    let dir = path.parent().unwrap_or(Path::new(""));
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    write_whole(dir, &name, bytes)
+}
+
+/// Makes the names in `dir` survive a power failure.
+pub fn sync_folder(dir: &Path) {
+    // Not every system lets a folder be synchronised; the files themselves are on the disk already.
+    let _ = File::open(dir).and_then(|dir| dir.sync_all());
+}

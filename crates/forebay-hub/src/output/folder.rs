@@ -1,0 +1,66 @@
+//! Who writes to a folder, what is in it, and how much room its disk has.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::FileError;
+
+/// The names in `dir`.
+pub fn names(dir: &Path) -> Result<BTreeSet<String>, FileError> {
+    let failed = |cause| FileError::new("list", dir, cause);
+    let entries = fs::read_dir(dir).map_err(failed)?;
+    entries.map(|entry| Ok(entry.map_err(failed)?.file_name().to_string_lossy().into_owned())).collect()
+}
+
+/// Takes the lock file `name` of `dir`, which is free again when the result is dropped. `None` if another process
+/// has it.
+pub fn lock(dir: &Path, name: &str) -> Result<Option<File>, FileError> {
+    let path = dir.join(name);
+    let open = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+    let file = open.map_err(|cause| FileError::new("create", &path, cause))?;
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => Ok(None),
+        // Some network disks have no locks. Then it is on the user to start only one.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(Some(file)),
+    }
+}
+
+/// Bytes that may still be written to the disk of `dir`, where the system says. If `dir` is not there yet, the
+/// nearest folder above it is asked.
+pub fn free_bytes(dir: &Path) -> Option<u64> {
+    let there = |above: &&Path| above.exists() || above.as_os_str().is_empty();
+    // The parent of a relative name is written as nothing at all.
+    let found = dir.ancestors().find(there)?;
+    let dir = if found.as_os_str().is_empty() { Path::new(".") } else { found };
+    #[cfg(unix)]
+    return rustix::fs::statvfs(dir).ok().map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize));
+    #[cfg(not(unix))]
+    return {
+        let _ = dir;
+        None
+    };
+}
+
+/// Where the options that a folder was begun with differ from those asked for, as in
+/// `hidden_size: 256 there, 512 asked for`.
+pub fn changes(there: &Map<String, Value>, asked: &Map<String, Value>) -> Vec<String> {
+    changes_below("", there, asked)
+}
+
+fn changes_below(prefix: &str, there: &Map<String, Value>, asked: &Map<String, Value>) -> Vec<String> {
+    let mut changed = Vec::new();
+    for (key, asked) in asked {
+        let there = there.get(key).unwrap_or(&Value::Null);
+        match (there, asked) {
+            (Value::Object(there), Value::Object(asked)) => {
+                changed.extend(changes_below(&format!("{prefix}{key}."), there, asked));
+            }
+            _ if there != asked => changed.push(format!("{prefix}{key}: {there} there, {asked} asked for")),
+            _ => {}
+        }
+    }
+    changed
+}

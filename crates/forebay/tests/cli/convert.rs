@@ -1,0 +1,234 @@
+//! `forebay convert` and `forebay verify`: the real binary, also when it is killed.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::support::{arg, command, demo, forebay};
+
+/// A BF16 checkpoint of some ten megabytes in several files, with MTP layer and indexer.
+fn checkpoint() -> TempDir {
+    let dir = TempDir::new().unwrap();
+    let shape = ["--shape", "tiny", "--experts", "12", "--dense", "1", "--moe", "1", "--expert-width", "128"];
+    let more = ["--mtp", "--dsa", "--format", "bf16", "--file-size", "2M"];
+    forebay(&[&["synth", arg(dir.path())][..], &shape, &more].concat()).ok();
+    dir
+}
+
+/// Every file that makes the model, with its bytes.
+fn model_files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let named = fs::read_dir(dir).unwrap().map(|entry| {
+        let entry = entry.unwrap();
+        (entry.file_name().into_string().unwrap(), entry.path())
+    });
+    let kept = named.filter(|(name, _)| !name.starts_with("forebay-convert."));
+    kept.map(|(name, path)| (name, fs::read(path).unwrap())).collect()
+}
+
+fn convert<'a>(from: &'a Path, to: &'a Path, more: &[&'a str]) -> Vec<&'a str> {
+    [&["convert", arg(from), arg(to), "--margin", "0"][..], more].concat()
+}
+
+#[test]
+fn a_checkpoint_is_converted_checked_and_run() {
+    let (source, out) = (checkpoint(), TempDir::new().unwrap());
+    let plan = forebay(&convert(source.path(), out.path(), &["--plan", "--json"])).ok().json();
+    assert_eq!(fs::read_dir(out.path()).unwrap().count(), 0, "a plan writes nothing");
+    let text = source.path().join("text.txt");
+    fs::write(&text, "Water runs down to the turbine, and the turbine turns.").unwrap();
+    let done =
+        forebay(&convert(source.path(), out.path(), &["--json", "--check-text", arg(&text)])).ok().json();
+    assert_eq!((&done["bytes"], &done["census"]["sound"]), (&plan["bytes"], &true.into()), "{done:#}");
+    assert_eq!(done["census"]["formats"]["routed experts"], serde_json::json!({"int4-g64": 12 * 3}));
+    assert_eq!(done["census"]["mtp"]["state"], "complete");
+    let quality = &done["quality"];
+    assert!(quality["source_perplexity"].as_f64().unwrap() > 1.0, "{quality}");
+    assert!((0.0..=1.0).contains(&quality["top1_agreement"].as_f64().unwrap()), "{quality}");
+    let again = forebay(&convert(source.path(), out.path(), &["--json"])).ok().json();
+    assert_eq!(again["files_written"], 0);
+    forebay(&convert(source.path(), out.path(), &["--to", "int8"])).fails(2, &["other options", "int4-g64"]);
+    let answer = forebay(&["run", "--model", arg(out.path()), "--max-tokens", "3", "hello"]).ok();
+    assert!(!answer.stdout.is_empty());
+
+    let verified = forebay(&["verify", arg(out.path()), "--hash", "--json"]).ok().json();
+    assert_eq!(
+        (&verified["sound"], &verified["hash"]["origin"]),
+        (&true.into(), &"recorded".into()),
+        "{verified:#}"
+    );
+    let shown = forebay(&["verify", arg(out.path())]).ok().stdout;
+    assert!(shown.contains("complete: dense int8 x") && shown.contains("whole"), "{shown}");
+    // One byte, deep in the weights: the headers do not see it, the hash does.
+    let path = fs::read_dir(out.path()).unwrap().map(|e| e.unwrap().path());
+    let path = path.filter(|path| path.extension().is_some_and(|end| end == "safetensors")).max().unwrap();
+    let mut bytes = fs::read(&path).unwrap();
+    let middle = bytes.len() - 100;
+    bytes[middle] ^= 4;
+    fs::write(&path, &bytes).unwrap();
+    forebay(&["verify", arg(out.path())]).ok();
+    let bad = forebay(&["verify", arg(out.path()), "--hash", "--json"]);
+    assert_eq!((bad.code, bad.json()["problems"][0]["kind"].as_str()), (3, Some("digest")), "{bad:#?}");
+    fs::write(&path, &bytes[..middle]).unwrap();
+    let cut = forebay(&["verify", arg(out.path()), "--json"]);
+    assert_eq!(cut.code, 3);
+    assert!(cut.json()["problems"].as_array().unwrap().len() > 1, "{cut:#?}");
+}
+
+#[test]
+fn digests_are_recorded_only_when_asked() {
+    let dir = crate::support::demo_copy();
+    let folder = arg(dir.path());
+    forebay(&["verify", folder, "--hash"]).fails(2, &["no recorded digests", "--record"]);
+    assert!(!dir.path().join("forebay-digests.json").exists());
+    let recorded = forebay(&["verify", folder, "--record", "--json"]).ok().json();
+    assert_eq!(recorded["hash"]["recorded"], true);
+    forebay(&["verify", folder, "--hash"]).ok();
+    fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
+    let bad = forebay(&["verify", folder, "--hash", "--json"]);
+    assert_eq!((bad.code, bad.json()["problems"][0]["name"].as_str()), (3, Some("tokenizer.json")));
+    // The bundled model's own digests are nobody's: it is whole by its headers.
+    let shown = forebay(&["verify", arg(&demo())]).ok().stdout;
+    assert!(shown.contains("MTP layer           complete: dense int8 x"), "{shown}");
+}
+
+/// kill -9 at 50 moments spread over the whole run, each time in the middle of whatever it is doing.
+#[test]
+fn killed_anywhere_it_goes_on_to_the_same_bytes() {
+    let (source, whole) = (checkpoint(), TempDir::new().unwrap());
+    let started = Instant::now();
+    forebay(&convert(source.path(), whole.path(), &[])).ok();
+    let once = started.elapsed();
+    let want = model_files(whole.path());
+    let (mut kills, mut rounds, mut seed) = (0, 0, 12345u32);
+    while kills < 50 {
+        let out = TempDir::new().unwrap();
+        rounds += 1;
+        assert!(rounds < 400, "only {kills} kills");
+        loop {
+            let run = command(&convert(source.path(), out.path(), &[]))
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn();
+            let mut run = run.unwrap();
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let share = f64::from(seed >> 8) / f64::from(1 << 24);
+            std::thread::sleep(Duration::from_secs_f64(0.7 * share * once.as_secs_f64()));
+            let ended = run.try_wait().unwrap().is_some();
+            run.kill().unwrap();
+            let status = run.wait().unwrap();
+            if ended {
+                assert!(status.success());
+                break;
+            }
+            kills += 1;
+            // Half a model does not look like one, and what has its name is whole.
+            for (name, bytes) in model_files(out.path()) {
+                assert!(
+                    name.ends_with(".partial") || name == "forebay-digests.json" || want[&name] == bytes,
+                    "{name}"
+                );
+            }
+            if kills >= 50 {
+                forebay(&convert(source.path(), out.path(), &[])).ok();
+                break;
+            }
+        }
+        let found = model_files(out.path());
+        assert_eq!(found.keys().collect::<Vec<_>>(), want.keys().collect::<Vec<_>>());
+        assert!(found == want, "after {kills} kills");
+    }
+    println!("{kills} kills in {rounds} conversions of about {once:?}");
+}
+
+/// The most memory a process had, in bytes.
+#[cfg(target_os = "linux")]
+fn peak(id: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{id}/status")).ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+    line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kb| kb * 1024)
+}
+
+/// A source of which half alone is larger than the bound: nothing is ever read as a whole.
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_stays_below_what_is_announced() {
+    let (source, out) = (checkpoint(), TempDir::new().unwrap());
+    // A dense layer of 300 MB in a file that is all zeros and takes no disk.
+    let path = source.path().join("config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let (hidden, width) = (config["hidden_size"].as_u64().unwrap(), 200_000u64);
+    config["intermediate_size"] = width.into();
+    fs::write(&path, config.to_string()).unwrap();
+    for entry in fs::read_dir(source.path()).unwrap().map(Result::unwrap) {
+        rename_in_header(&entry.path(), "model.layers.0.mlp.", "model.layers.0.was.");
+    }
+    let mut header = serde_json::Map::new();
+    let each = hidden * width * 2;
+    for (n, part) in ["gate", "up", "down"].iter().enumerate() {
+        let shape = if *part == "down" { [hidden, width] } else { [width, hidden] };
+        let offsets = [n as u64 * each, (n as u64 + 1) * each];
+        let entry = serde_json::json!({"dtype": "BF16", "shape": shape, "data_offsets": offsets});
+        header.insert(format!("model.layers.0.mlp.{part}_proj.weight"), entry);
+    }
+    let text = serde_json::Value::Object(header).to_string();
+    let zeros = source.path().join("zeros.safetensors");
+    fs::write(&zeros, [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()).unwrap();
+    let file = fs::OpenOptions::new().write(true).open(&zeros).unwrap();
+    file.set_len(8 + text.len() as u64 + 3 * each).unwrap();
+    let plan =
+        forebay(&convert(source.path(), out.path(), &["--plan", "--json", "--threads", "2"])).ok().json();
+    let bound = plan["memory_bound_bytes"].as_u64().unwrap();
+    assert!(3 * each > 2 * bound, "the source of {} must be far larger than {bound}", 3 * each);
+    let mut run = command(&convert(source.path(), out.path(), &["--threads", "2"]))
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut most = 0;
+    while run.try_wait().unwrap().is_none() {
+        most = most.max(peak(run.id()).unwrap_or(0));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(run.wait().unwrap().success());
+    println!("{most} bytes at most, {bound} announced");
+    assert!(most > 0 && most <= bound, "{most} bytes, {bound} announced");
+    // The disk: what was planned, and files of a few kilobytes.
+    let total: u64 =
+        fs::read_dir(out.path()).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum();
+    let planned = plan["peak_disk_bytes"].as_u64().unwrap();
+    assert!(total >= planned && total < planned + 2_000_000, "{total} of {planned}");
+}
+
+/// Gives tensors another name of the same length.
+fn rename_in_header(path: &Path, from: &str, to: &str) {
+    let Ok(mut bytes) = fs::read(path) else { return };
+    if path.extension().is_none_or(|end| end != "safetensors") {
+        return;
+    }
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let text = String::from_utf8(bytes[8..8 + header].to_vec()).unwrap().replace(from, to);
+    bytes[8..8 + header].copy_from_slice(text.as_bytes());
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn what_cannot_be_converted_is_refused_before_anything_is_written() {
+    let out = TempDir::new().unwrap();
+    let new = out.path().join("new");
+    let new = arg(&new);
+    forebay(&["convert", arg(&demo()), new]).fails(3, &["quantised already", "original"]);
+    forebay(&["convert", arg(out.path()), new]).fails(3, &["config.json"]);
+    let source = checkpoint();
+    forebay(&["convert", arg(source.path()), new, "--mtp", "int4-row"])
+        .fails(2, &["--mtp int4-row", "--skip-mtp"]);
+    forebay(&["convert", arg(source.path()), new, "--margin", "100000T"]).fails(1, &["--margin", "free"]);
+    forebay(&["convert", arg(source.path()), new, "--check-text", "no such file"])
+        .fails(2, &["no such file"]);
+    assert!(!out.path().join("new").join("out-00000.safetensors").exists());
+    let help = Command::new(env!("CARGO_BIN_EXE_forebay")).args(["convert", "--help"]).output().unwrap();
+    let help = String::from_utf8_lossy(&help.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(help.contains("20.00 GB"), "{help}");
+}
