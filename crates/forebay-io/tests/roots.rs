@@ -25,7 +25,7 @@ fn disk(name: &str, seed: u8, faults: Faults) -> Shard {
 fn run(reader: &Reader, arena: &Arena, shard: u32, offset: u64, len: usize) -> Done {
     let segments = [ReadSegment { shard, offset, len, dst: 0 }].into();
     let slab = arena.take(0).unwrap();
-    reader.submit(Priority::Demand, Job { tag: offset, segments, slab, len, transform: None });
+    reader.submit(Priority::Demand, Job { tag: offset, segments, slab, len, check: None, transform: None });
     reader.recv().unwrap()
 }
 
@@ -92,7 +92,10 @@ fn the_faster_disk_does_more() {
             let (offset, len) = (8 + round * 1000 + i * 3000, 300_000);
             let segments = [ReadSegment { shard: 0, offset, len, dst: 0 }].into();
             let slab = arena.take(0).unwrap();
-            reader.submit(Priority::Demand, Job { tag: offset, segments, slab, len, transform: None });
+            reader.submit(
+                Priority::Demand,
+                Job { tag: offset, segments, slab, len, check: None, transform: None },
+            );
         }
         while let Some(done) = reader.recv() {
             assert!(done.result.is_ok());

@@ -192,6 +192,7 @@ fn requirements<'a>(spec: &'a ModelSpec, catalog: &'a Catalog) -> impl Iterator<
 
 fn expert_requirements(spec: &ModelSpec, catalog: &Catalog, layer: usize) -> Vec<Requirement> {
     let group = Group::Layer(layer as u32);
+    let recorded = catalog.native().is_some_and(|native| native.experts(layer).is_some());
     if is_fused(catalog, layer) {
         let (experts, width, hidden) = (spec.moe.experts, spec.moe.expert_width, spec.hidden);
         let [gate_up, down] = glm::fused_expert_names(layer);
@@ -201,7 +202,15 @@ fn expert_requirements(spec: &ModelSpec, catalog: &Catalog, layer: usize) -> Vec
     (0..spec.moe.experts)
         .flat_map(|expert| {
             let key = ExpertKey { layer: layer as u32, expert: expert as u32 };
-            glm::expert_needs(spec, layer, expert).map(|need| requirement(need, Group::Expert(key)))
+            let mut part = 0;
+            glm::expert_needs(spec, layer, expert).map(|need| {
+                let mut found = requirement(need, Group::Expert(key));
+                if let (true, Kind::Weight { rows, cols }) = (recorded, found.kind) {
+                    found.kind = Kind::Recorded { key, part, rows, cols };
+                }
+                part += 1;
+                found
+            })
         })
         .collect()
 }
@@ -238,8 +247,10 @@ fn sparse_attention(spec: &ModelSpec, catalog: &Catalog, options: SnapshotOption
 }
 
 fn mtp(spec: &ModelSpec, catalog: &Catalog) -> Capability {
-    let group = Group::Layer(spec.layers.len() as u32);
-    let needs = glm::mtp_needs(spec).into_iter().map(|need| requirement(need, group));
+    let layer = spec.layers.len();
+    let group = Group::Layer(layer as u32);
+    let resident = glm::mtp_resident_needs(spec).into_iter().map(|need| requirement(need, group));
+    let needs = resident.chain(expert_requirements(spec, catalog, layer));
     let found = capability(census::check(catalog, needs), "the snapshot has none of its tensors");
     let join = glm::mtp_join_name(spec);
     let join = layout::weight(catalog, &join, spec.hidden, 2 * spec.hidden);

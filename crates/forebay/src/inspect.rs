@@ -96,7 +96,7 @@ fn report(found: &Inspection, options: &EngineOptions, isa: Isa) -> String {
     text.row("model", snapshot.dir.display());
     text.row("family", &spec.family);
     let files = snapshot.catalog.shards().len();
-    let tensors = snapshot.catalog.len();
+    let tensors = snapshot.catalog.stored_tensors();
     text.row("files", format!("{files}, {}; {tensors} tensors", ByteSize(files_bytes(snapshot))));
     let sparse = spec.layers.len() - dense;
     text.row("layers", format!("{}: {dense} dense, {sparse} with experts", spec.layers.len()));
@@ -183,7 +183,7 @@ fn report_json(found: &Inspection, isa: Isa) -> Value {
         "family": spec.family,
         "files": snapshot.catalog.shards().len(),
         "file_bytes": files_bytes(snapshot),
-        "tensors": snapshot.catalog.len(),
+        "tensors": snapshot.catalog.stored_tensors(),
         "layers": {"total": spec.layers.len(), "dense": dense, "sparse": spec.layers.len() - dense},
         "hidden": spec.hidden,
         "vocabulary": spec.vocab,

@@ -1,7 +1,7 @@
 //! The folder that a model is written to: whose it is, what is there already, and whether the rest fits.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -10,8 +10,9 @@ use serde_json::{Map, Value};
 
 use super::error::SynthError;
 use super::plan::Plan;
-use super::shard::{PARTIAL, is_complete, write_whole};
+use super::shard::is_complete;
 use super::spec::TextFiles;
+use crate::files::{self, PARTIAL};
 
 /// The options of a synthetic model, in its folder. Written first.
 pub const STAMP: &str = "synth.json";
@@ -32,13 +33,7 @@ impl Folder {
     /// a part of it.
     pub fn take(dir: &Path, stamp: &Value, bytes: u64) -> Result<Self, SynthError> {
         if !dir.exists() {
-            room(
-                dir,
-                bytes,
-                dir.ancestors()
-                    .find(|above| above.exists() || above.as_os_str().is_empty())
-                    .and_then(free_bytes),
-            )?;
+            room(dir, bytes, files::free_bytes_for(dir))?;
         }
         fs::create_dir_all(dir).map_err(|cause| SynthError::at("create", dir, cause))?;
         let found = names(dir)?;
@@ -79,7 +74,7 @@ impl Folder {
 
     /// Refuses to begin what the disk has no room for.
     pub fn check_room(&self, bytes: u64) -> Result<(), SynthError> {
-        room(&self.dir, bytes, free_bytes(&self.dir))
+        room(&self.dir, bytes, files::free_bytes(&self.dir))
     }
 
     /// Writes the tokenizer's files and, last of all, what makes a folder a model. A file of that name with other
@@ -105,20 +100,17 @@ impl Folder {
 }
 
 fn names(dir: &Path) -> Result<BTreeSet<String>, SynthError> {
-    let failed = |cause| SynthError::at("list", dir, cause);
-    let entries = fs::read_dir(dir).map_err(failed)?;
-    entries.map(|entry| Ok(entry.map_err(failed)?.file_name().to_string_lossy().into_owned())).collect()
+    files::names(dir).map_err(|cause| SynthError::at("list", dir, cause))
+}
+
+fn write_whole(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), SynthError> {
+    files::write_whole(dir, name, bytes).map_err(|cause| SynthError::at("write", &dir.join(name), cause))
 }
 
 fn lock(dir: &Path) -> Result<File, SynthError> {
     let path = dir.join(LOCK);
-    let open = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
-    let file = open.map_err(|cause| SynthError::at("create", &path, cause))?;
-    match file.try_lock() {
-        Err(TryLockError::WouldBlock) => Err(SynthError::Busy { dir: dir.to_owned() }),
-        // Some network disks have no locks. Then it is on the user to start only one.
-        Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
-    }
+    let locked = files::lock(&path).map_err(|cause| SynthError::at("create", &path, cause))?;
+    locked.ok_or_else(|| SynthError::Busy { dir: dir.to_owned() })
 }
 
 fn check_stamp(dir: &Path, wanted: &Value) -> Result<(), SynthError> {
@@ -149,19 +141,6 @@ fn changes(prefix: &str, there: &Map<String, Value>, asked: &Map<String, Value>)
     changed
 }
 
-/// Bytes that may still be written to the disk of `dir`, where the system says.
-fn free_bytes(dir: &Path) -> Option<u64> {
-    // The parent of a relative name is written as nothing at all.
-    let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
-    #[cfg(unix)]
-    return rustix::fs::statvfs(dir).ok().map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize));
-    #[cfg(not(unix))]
-    return {
-        let _ = dir;
-        None
-    };
-}
-
 fn room(dir: &Path, bytes: u64, free: Option<u64>) -> Result<(), SynthError> {
     let needed = bytes.saturating_add(MARGIN);
     match free {
@@ -182,6 +161,6 @@ mod tests {
         let message = room(dir, 1000, Some(MARGIN)).unwrap_err().to_string();
         assert!(message.contains("free 1.00 kB"), "{message}");
         assert!(room(dir, u64::MAX, Some(u64::MAX - 1)).is_err());
-        assert!(free_bytes(&std::env::temp_dir()).is_none_or(|free| free > 0));
+        assert!(files::free_bytes(&std::env::temp_dir()).is_none_or(|free| free > 0));
     }
 }

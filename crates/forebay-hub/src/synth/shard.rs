@@ -7,8 +7,6 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::ops::Range;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread;
 
 use forebay_core::CancelToken;
 
@@ -16,13 +14,13 @@ use super::error::SynthError;
 use super::plan::{Shard, Source, Stored};
 use super::pool::{Pool, PoolKey};
 use super::random::Stream;
+use crate::files::{PARTIAL, publish};
+use crate::ordered::in_order;
 
 /// About how many bytes a thread makes at a time.
 const PIECE_BYTES: usize = 4 << 20;
 /// Pieces that a thread may be ahead of the disk.
 const AHEAD: usize = 2;
-/// What an incomplete file's name ends with.
-pub const PARTIAL: &str = ".partial";
 
 /// Everything that the bytes of a file depend on, and who makes them.
 pub struct Maker<'a> {
@@ -57,7 +55,7 @@ impl Maker<'_> {
             let _ = fs::remove_file(&partial);
             return result;
         }
-        publish(dir, &partial, &shard.name)
+        publish(dir, &partial, &shard.name).map_err(|cause| SynthError::at("rename", &partial, cause))
     }
 
     fn write_partial(
@@ -72,38 +70,21 @@ impl Maker<'_> {
         file.write_all(&shard.header).map_err(failed)?;
         written(shard.header.len() as u64);
         let pieces: Vec<Piece<'_>> = shard.tensors.iter().flat_map(pieces).collect();
-        let threads = self.threads.clamp(1, pieces.len().max(1));
-        thread::scope(|scope| {
-            // Thread t makes every piece whose number is t modulo the number of threads. It ends when its pieces
-            // do, or when nobody takes them any more.
-            let makers: Vec<Receiver<Vec<u8>>> = (0..threads)
-                .map(|first| {
-                    let (give, take) = sync_channel(AHEAD);
-                    let mine = pieces.iter().skip(first).step_by(threads);
-                    scope.spawn(move || self.make_all(mine, &give));
-                    take
-                })
-                .collect();
-            for (number, _) in pieces.iter().enumerate() {
+        in_order(
+            pieces.len(),
+            self.threads,
+            AHEAD,
+            |number| self.make(&pieces[number]),
+            |_, bytes| {
                 if cancel.is_cancelled() {
                     return Err(SynthError::Cancelled);
                 }
-                // Only a thread that died gives nothing; the scope then passes its panic on.
-                let Ok(bytes) = makers[number % threads].recv() else { break };
                 file.write_all(&bytes).map_err(failed)?;
                 written(bytes.len() as u64);
-            }
-            Ok(())
-        })?;
+                Ok(())
+            },
+        )?;
         file.sync_all().map_err(failed)
-    }
-
-    fn make_all<'p>(&self, pieces: impl Iterator<Item = &'p Piece<'p>>, give: &SyncSender<Vec<u8>>) {
-        for piece in pieces {
-            if give.send(self.make(piece)).is_err() {
-                return;
-            }
-        }
     }
 
     fn make(&self, Piece { tensor, part }: &Piece<'_>) -> Vec<u8> {
@@ -133,27 +114,6 @@ fn pieces(tensor: &Stored) -> Vec<Piece<'_>> {
         }
     };
     parts.into_iter().map(|part| Piece { tensor, part }).collect()
-}
-
-/// Gives a complete file its name, and makes sure that the disk knows.
-fn publish(dir: &Path, partial: &Path, name: &str) -> Result<(), SynthError> {
-    let path = dir.join(name);
-    fs::rename(partial, &path).map_err(|cause| SynthError::at("rename", partial, cause))?;
-    // Not every system lets a folder be synchronised; the file itself is on the disk already.
-    let _ = File::open(dir).and_then(|dir| dir.sync_all());
-    Ok(())
-}
-
-/// Writes a small file so that it is there as a whole or not at all.
-pub fn write_whole(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), SynthError> {
-    let partial = dir.join(format!("{name}{PARTIAL}"));
-    let write = || {
-        let mut file = File::create(&partial)?;
-        file.write_all(bytes)?;
-        file.sync_all()
-    };
-    write().map_err(|cause| SynthError::at("write", &partial, cause))?;
-    publish(dir, &partial, name)
 }
 
 /// Whether `path` is this shard, complete: its size and its header say so.

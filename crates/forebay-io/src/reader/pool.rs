@@ -10,7 +10,7 @@ use forebay_core::ReadSegment;
 
 use super::queue::{Kind, Pass, Side, Taken};
 use super::throttle::sleep_until;
-use super::{Done, Job, JobStats, Shared, Transform};
+use super::{Checks, Done, Job, JobStats, Shared, Transform};
 use crate::read::{ReadError, step};
 use crate::roots::{End, Source, Tried};
 use crate::transfer::{Tally, Transfer};
@@ -23,7 +23,7 @@ const SLICE: Duration = Duration::from_millis(50);
 pub(super) fn work(shared: &Shared, side: Side, kind: Kind) {
     let mut scratch = Vec::new();
     while let Some(Taken { job, serial }) = shared.queue.next(side, kind) {
-        let Job { tag, segments, mut slab, len, transform } = job;
+        let Job { tag, segments, check, mut slab, len, transform } = job;
         let mut filling = Filling {
             shared,
             // What compute waits for is read in one go.
@@ -31,6 +31,8 @@ pub(super) fn work(shared: &Shared, side: Side, kind: Kind) {
             pauses: side == Side::Ahead,
             serial,
             tally: Tally::default(),
+            check: check.filter(|_| segments.len() == 1),
+            checks: Checks::default(),
             bytes: 0,
             root: 0,
             start: Instant::now(),
@@ -53,6 +55,8 @@ struct Filling<'s> {
     pauses: bool,
     serial: u64,
     tally: Tally,
+    check: Option<u32>,
+    checks: Checks,
     bytes: u64,
     root: usize,
     start: Instant,
@@ -81,7 +85,7 @@ impl Filling<'_> {
                 })?;
             }
         }
-        Ok(JobStats::new(self.bytes, &self.tally, self.root, self.start))
+        Ok(JobStats::new(self.bytes, &self.tally, self.checks, self.root, self.start))
     }
 
     /// Reads every segment to its place.
@@ -108,7 +112,14 @@ impl Filling<'_> {
         while let Some(booking) = sources.book(segment.shard, segment.len, self.pauses, tried) {
             let root = booking.root;
             let source = sources.get(root, segment.shard).expect("only roots that have the shard are booked");
-            match self.read_from(source, segment, window, dst) {
+            let read = self.read_from(source, segment, window, dst);
+            let read = read.and_then(|()| match self.check {
+                Some(expected) => {
+                    self.checks.compare(&dst[segment.dst_range()], expected, &segment, &source.shard.path)
+                }
+                None => Ok(()),
+            });
+            match read {
                 Ok(()) => {
                     sources.settle(booking, End::Delivered, &mut tried);
                     self.root = root;
