@@ -54,6 +54,62 @@ fn an_error_of_one_disk_is_made_good_by_the_other() {
     assert_eq!((done.result.unwrap().root, &done.slab[..50]), (0, &pattern(1)[100..150]));
 }
 
+/// Castagnoli's CRC, bit by bit.
+fn crc32c(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(!0, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| (crc >> 1) ^ (0x82F6_3B78 & 0u32.wrapping_sub(crc & 1)))
+    })
+}
+
+#[test]
+fn bytes_with_another_checksum_come_from_the_other_disk() {
+    let want = pattern(0);
+    let mut damaged = want.clone();
+    // Behind the last page that is compared when a root is added.
+    damaged[LEN - 5000] ^= 1;
+    let segment = ReadSegment { shard: 0, offset: LEN as u64 - 8192, len: 8192, dst: 0 };
+    let check = Some(crc32c(&want[LEN - 8192..]));
+    let arena = arena();
+    let files = tempfile::tempdir().unwrap();
+    let open = |name: &str, bytes: &[u8]| {
+        std::fs::write(files.path().join(name), bytes).unwrap();
+        open_files(&[files.path().join(name)], Access::Direct).unwrap().shards
+    };
+    for backend in [Backend::Pool, Backend::Uring] {
+        let config = ReaderConfig { backend, ..ReaderConfig::default() };
+        let ask = |reader: &Reader, check| {
+            let slab = arena.take(0).unwrap();
+            let job = Job { tag: 0, segments: [segment].into(), check, slab, len: 8192, transform: None };
+            reader.submit(Priority::Demand, job);
+            reader.recv().unwrap()
+        };
+        let mut roots = Roots::from(open("bad", &damaged));
+        roots.add(open("good", &want).into_iter().map(Some).collect()).unwrap();
+        let reader = Reader::with_roots(roots, config).unwrap();
+        let mut stats = Vec::new();
+        for _ in 0..3 {
+            let done = ask(&reader, check);
+            stats.push(done.result.unwrap());
+            assert_eq!(done.slab[..8192], want[LEN - 8192..], "{backend}");
+        }
+        assert!(stats.iter().all(|stats| stats.bytes == 8192 && stats.root == 1), "{stats:?}");
+        let checked: Vec<u64> = stats.iter().map(|stats| stats.checked).collect();
+        assert_eq!(checked, [2 * 8192, 8192, 8192], "the wrong copy once, the right one each time");
+        assert_eq!((reader.roots()[0].errors, reader.roots()[0].suspects), (1, 1));
+
+        let reader = Reader::new(open("bad", &damaged), config).unwrap();
+        let done = ask(&reader, check);
+        let error = done.result.unwrap_err();
+        let found = crc32c(&damaged[LEN - 8192..]);
+        let expected = check.unwrap();
+        let path = files.path().join("bad");
+        let (offset, len) = (segment.offset, 8192);
+        assert_eq!(error, ReadError::Checksum { path, offset, len, expected, found }, "{backend}");
+        assert_eq!(ask(&reader, None).result.unwrap().checked, 0);
+        assert!(ask(&reader, Some(found)).result.is_ok());
+    }
+}
+
 #[test]
 fn an_error_of_all_disks_is_the_first_ones() {
     let bad = || Faults { bad: Some(0..LEN as u64), ..Faults::default() };

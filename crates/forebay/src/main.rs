@@ -2,7 +2,7 @@
 //!
 //! - [`args`]: what can be typed. [`settings`]: what it means. [`failure`]: the exit statuses.
 //! - One module per verb: [`run`], [`chat`], [`inspect`], [`plan`], [`score`], [`mod@bench`], [`doctor`], [`tune`],
-//!   [`synth`].
+//!   [`synth`], [`mod@pack`].
 //! - What they share: [`load`] a model, read a [`prompt`], show an [`answer`], [`progress`], Ctrl-C in
 //!   [`interrupt`], measurements in [`report`],
 //!   recorded routes in [`route_trace`], the streams in [`console`].
@@ -23,6 +23,7 @@ mod hindsight;
 mod inspect;
 mod interrupt;
 mod load;
+mod pack;
 mod plan;
 mod progress;
 mod prompt;
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
         Verb::Doctor(args) => doctor::run(args),
         Verb::Tune(args) => tune::run(args),
         Verb::Synth(args) => synth::run(args),
+        Verb::Pack(args) => pack::run(args),
     };
     let Err(failure) = done else { return ExitCode::SUCCESS };
     if let Failure::Error { message, .. } = &failure {

@@ -7,6 +7,7 @@ mod doctor;
 mod errors;
 mod inspect;
 mod memory;
+mod pack;
 mod plan;
 mod run;
 mod score;
