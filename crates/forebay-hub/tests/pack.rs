@@ -79,6 +79,33 @@ fn every_format_goes_there_and_back_and_computes_the_same_bits() {
     }
 }
 
+/// Fused and FP8 experts, incomplete optional parts, odd sizes, formats mixed within a layer and over several files.
+#[test]
+fn every_geometry_of_the_goldens_goes_there_and_back() {
+    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/goldens");
+    let mut seen = 0;
+    for entry in fs::read_dir(goldens).unwrap() {
+        let source = entry.unwrap().path();
+        if !source.join("config.json").exists() {
+            continue;
+        }
+        seen += 1;
+        let packed = there_and_back(&source);
+        let base = EngineOptions { context: Some(64), threads: Some(1), ..Default::default() };
+        let [want, found] =
+            [&*source, packed.path()].map(|dir| logits(&mut open(dir, base).unwrap()).unwrap());
+        assert!(want == found, "{}", source.display());
+        let [a, b] =
+            [&*source, packed.path()].map(|dir| Snapshot::open(dir, SnapshotOptions::default()).unwrap());
+        assert_eq!(
+            format!("{:?} {:?}", a.mtp, a.sparse_attention),
+            format!("{:?} {:?}", b.mtp, b.sparse_attention)
+        );
+        assert_eq!(a.formats(), b.formats(), "{}", source.display());
+    }
+    assert!(seen > 20, "{seen}");
+}
+
 #[test]
 fn the_packed_folder_is_described_as_the_other_one() {
     let source = TempDir::new().unwrap();

@@ -17,15 +17,16 @@ use crate::progress::{Progress, Unit};
 pub fn run(args: &PackArgs) -> Result<(), Failure> {
     let threads = args.threads.map_or_else(Team::default_threads, usize::from).max(1);
     let interrupt = Interrupt::install()?;
-    let (label, work) = match args.to_reference {
-        false => ("packing", pack::pack as fn(&_, &_, PackOptions<'_>, &mut dyn FnMut(u64, u64)) -> _),
-        true => ("unpacking", pack::unpack as fn(&_, &_, PackOptions<'_>, &mut dyn FnMut(u64, u64)) -> _),
-    };
+    let label = if args.to_reference { "unpacking" } else { "packing" };
     let progress = Progress::start(label, Unit::Bytes, 0);
     let started = Instant::now();
     let packed = interrupt.during(|cancel| {
         let options = PackOptions { threads, margin: args.margin.0, cancel };
-        work(&args.source, &args.out, options, &mut |done, total| progress.update(done, total))
+        let mut update = |done, total| progress.update(done, total);
+        match args.to_reference {
+            false => pack::pack(&args.source, &args.out, options, &mut update),
+            true => pack::unpack(&args.source, &args.out, options, &mut update),
+        }
     });
     drop(progress);
     let (packed, time) = (packed?, started.elapsed());

@@ -255,8 +255,9 @@ impl Writer<'_> {
     fn residents(&mut self, header: &Header, shards: &[Shard]) -> Result<(), PackError> {
         let shard = &shards[0];
         let mut bytes = vec![0; PIECE];
-        for number in 0..self.out.tensors.len() {
-            let From::Resident(at) = self.out.tensors[number].from else { continue };
+        let out = self.out;
+        for (number, wanted) in out.tensors.iter().enumerate() {
+            let From::Resident(at) = wanted.from else { continue };
             let tensor = &header.tensors[at];
             for first in (0..tensor.len).step_by(PIECE) {
                 let piece = &mut bytes[..(tensor.len - first).min(PIECE as u64) as usize];

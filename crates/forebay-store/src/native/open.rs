@@ -39,8 +39,8 @@ impl Native {
         for file in &header.side_files {
             check_side_file(dir, file)?;
         }
-        for number in 0..header.files.len() {
-            expect_size(dir, &header.files[number].name, header.files[number].size)?;
+        for (number, file) in header.files.iter().enumerate() {
+            expect_size(dir, &file.name, file.size)?;
             read_preamble(dir, &header, number)?;
         }
         Ok(Self { dir: dir.to_owned(), header })
