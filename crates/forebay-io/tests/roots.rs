@@ -68,7 +68,8 @@ fn bytes_with_another_checksum_come_from_the_other_disk() {
     // Behind the last page that is compared when a root is added.
     damaged[LEN - 5000] ^= 1;
     let segment = ReadSegment { shard: 0, offset: LEN as u64 - 8192, len: 8192, dst: 0 };
-    let check = Some(crc32c(&want[LEN - 8192..]));
+    let expected = crc32c(&want[LEN - 8192..]);
+    let check = Some(expected);
     let arena = arena();
     let files = tempfile::tempdir().unwrap();
     let open = |name: &str, bytes: &[u8]| {
@@ -101,7 +102,6 @@ fn bytes_with_another_checksum_come_from_the_other_disk() {
         let done = ask(&reader, check);
         let error = done.result.unwrap_err();
         let found = crc32c(&damaged[LEN - 8192..]);
-        let expected = check.unwrap();
         let path = files.path().join("bad");
         let (offset, len) = (segment.offset, 8192);
         assert_eq!(error, ReadError::Checksum { path, offset, len, expected, found }, "{backend}");
