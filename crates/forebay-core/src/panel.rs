@@ -174,6 +174,31 @@ impl PanelShape {
         }
     }
 
+    /// The way back from [`pack`](Self::pack): writes rows of codes and, as little-endian f32, their scales. What
+    /// panels do not hold, the half byte behind an odd row of int4, becomes code 0.
+    ///
+    /// # Panics
+    /// Unless `bytes`, `codes` and `scales` have exactly the bytes of this matrix.
+    pub fn unpack(&self, bytes: &[u8], codes: &mut [u8], scales: &mut [u8]) {
+        let row_bytes = self.format.row_bytes(self.cols).unwrap_or(0);
+        let groups = self.cols.div_ceil(self.group);
+        let lengths = (self.bytes(), self.rows * row_bytes, 4 * self.rows * groups);
+        assert_eq!((bytes.len(), codes.len(), scales.len()), lengths, "the panels are of another matrix");
+        let rows = codes.chunks_exact_mut(row_bytes).zip(scales.chunks_exact_mut(4 * groups));
+        for (row, (codes, scales)) in rows.enumerate() {
+            let panel = &bytes[row / PANEL_ROWS * self.panel_bytes..];
+            let lane = 4 * (row % PANEL_ROWS);
+            for (unit, out) in codes.chunks_mut(4).enumerate() {
+                let at = self.codes_at(unit * self.unit_cols) + lane;
+                out.copy_from_slice(&panel[at..at + out.len()]);
+            }
+            for (group, out) in scales.chunks_exact_mut(4).enumerate() {
+                let at = self.scales_at(group) + lane;
+                out.copy_from_slice(&panel[at..at + 4]);
+            }
+        }
+    }
+
     /// Writes the whole matrix in panels.
     ///
     /// # Panics
@@ -286,6 +311,12 @@ mod tests {
                 let shape = PanelShape::new(format, rows, cols).unwrap();
                 let mut bytes = vec![0x55; shape.bytes()];
                 shape.pack(&view, &mut bytes);
+                let (mut back, mut back_scales) = (vec![0x55; codes.len()], vec![0x55; 4 * scales.len()]);
+                shape.unpack(&bytes, &mut back, &mut back_scales);
+                assert_eq!(back_scales, scales.iter().flat_map(|s| s.to_le_bytes()).collect::<Vec<_>>());
+                if cols % 2 == 0 || format == Format::Int8Row {
+                    assert_eq!(back, codes, "{format} {rows} x {cols}");
+                }
                 for row in 0..rows {
                     for col in 0..cols {
                         let code = int_code(format, view.row_codes(row), col);

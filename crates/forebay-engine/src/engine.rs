@@ -511,6 +511,7 @@ fn store_config(
                 quota,
                 slab_len: experts.slab_len,
                 experts: experts.segments.clone(),
+                checks: experts.checks.clone(),
                 transform,
             };
             (layer as u32, entry)

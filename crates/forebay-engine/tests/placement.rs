@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_core::{ByteSize, CancelToken};
 use forebay_engine::{Engine, EngineOptions, IoOptions, Session, inspect};
+use forebay_hub::pack::PackOptions;
 use forebay_io::{Access, Backend};
 use forebay_kernels::Isa;
 use forebay_model::{Arith, KvDtype};
@@ -164,6 +165,22 @@ fn every_combination_gives_the_same_bits_in_exact() {
     let dir = toy_dir();
     let base = EngineOptions { arith: Arith::Exact, kv_dtype: KvDtype::F32, ..Default::default() };
     assert_one_digest(dir.path(), &toy_tokens(), base, &every_way(&[7, 200]));
+}
+
+/// The same in Forebay's own container: experts in panels, each one read, each one checked.
+#[test]
+fn the_packed_model_gives_the_bits_of_the_other_one() {
+    let (dir, packed) = (toy_dir(), tempfile::tempdir().unwrap());
+    let cancel = CancelToken::new();
+    let options = PackOptions { threads: 2, margin: 0, cancel: &cancel };
+    forebay_hub::pack::pack(dir.path(), packed.path(), options, &mut |_, _| {}).unwrap();
+    for arith in [Arith::Int8, Arith::Exact] {
+        let base = EngineOptions { arith, ..Default::default() };
+        let ways = every_way(&[64]);
+        assert_one_digest(packed.path(), &toy_tokens(), base, &ways);
+        let [one, other] = [dir.path(), packed.path()].map(|dir| run(dir, &toy_tokens(), base, ways[0]));
+        assert_eq!(one, other, "{arith}");
+    }
 }
 
 /// Experts quantised as they arrive are as independent of placement as stored ones.

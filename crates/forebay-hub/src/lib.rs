@@ -5,11 +5,14 @@
 //! - [`synth`]: models of random weights with the true shape of GLM-5.2, for measuring without 360 GB of download.
 //! - [`verify`]: whether a folder holds a whole model, by its headers or by every byte; [`digests`]: what the bytes
 //!   should be.
+//! - [`pack`]: Forebay's own container, and the way back.
 //! - [`output`]: what writing a model takes.
 
 pub mod convert;
 pub mod digests;
 pub mod get;
 pub mod output;
+pub mod pack;
+mod safetensors;
 pub mod synth;
 pub mod verify;

@@ -121,7 +121,7 @@ pub fn probe<P: AsRef<Path>>(paths: &[P], config: &ProbeConfig) -> Result<Probed
             asked += segment.len as u64;
             tag += 1;
             let (segments, len) = ([segment].into(), slab.len());
-            reader.submit(Priority::Demand, Job { tag, segments, slab, len, transform: None });
+            reader.submit(Priority::Demand, Job { tag, segments, slab, len, check: None, transform: None });
         }
         let Some(done) = reader.recv() else { break };
         let stats = done.result?;

@@ -108,6 +108,23 @@ pub enum ReadError {
         /// The system's words.
         message: String,
     },
+    /// The bytes arrived, but they are not those that were written.
+    #[error(
+        "{path}: the {len} bytes from offset {offset} have checksum {found:#010x}, expected {expected:#010x}; \
+         the file is damaged: verify it and fetch or pack it again"
+    )]
+    Checksum {
+        /// File that was read.
+        path: PathBuf,
+        /// Offset of the first byte.
+        offset: u64,
+        /// Bytes.
+        len: usize,
+        /// Their CRC32C when they were written.
+        expected: u32,
+        /// Their CRC32C now.
+        found: u32,
+    },
     /// The bytes arrived, but the transform found them to be wrong.
     #[error("{path}: the bytes from offset {offset} are not usable: {reason}; verify the file")]
     Transform {

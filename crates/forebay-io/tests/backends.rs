@@ -83,7 +83,7 @@ proptest! {
             for (tag, (segments, priority)) in jobs.iter().enumerate() {
                 let slab = arena.take(0).unwrap();
                 let segments = segments.clone().into();
-                let job = Job { tag: tag as u64, segments, slab, len: ROOM, transform: None };
+                let job = Job { tag: tag as u64, segments, slab, len: ROOM, check: None, transform: None };
                 reader.submit(Priority::ALL[*priority], job);
             }
             let mut seen = 0;
@@ -119,7 +119,8 @@ fn a_file_cut_by_one_byte_is_one_byte_short_everywhere() {
         let (reader, _) = reader(&path, way, 1 << 20);
         let arena = Arena::new(&[SlabClass { bytes: 102_400, count: 1 }]).unwrap();
         let slab = arena.take(0).unwrap();
-        let job = Job { tag: 0, segments: [segment].into(), slab, len: 102_400, transform: None };
+        let job =
+            Job { tag: 0, segments: [segment].into(), slab, len: 102_400, check: None, transform: None };
         reader.submit(Priority::Demand, job);
         let error = reader.recv().unwrap().result.unwrap_err();
         let want = ReadError::EndOfFile { path: path.clone(), offset: 10_000, wanted: 100_000, got: 99_999 };
@@ -136,7 +137,10 @@ fn jobs_that_make_no_sense_fail_alone_everywhere() {
         let run = |shard, offset, len, dst, job_len| {
             let segments = [ReadSegment { shard, offset, len, dst }].into();
             let slab = arena.take(0).unwrap();
-            reader.submit(Priority::Demand, Job { tag: 0, segments, slab, len: job_len, transform: None });
+            reader.submit(
+                Priority::Demand,
+                Job { tag: 0, segments, slab, len: job_len, check: None, transform: None },
+            );
             reader.recv().unwrap().result
         };
         assert!(matches!(run(1, 0, 10, 0, 10), Err(ReadError::UnknownShard { shard: 1, shards: 1 })));
@@ -157,7 +161,8 @@ fn a_dropped_reader_gives_every_slab_back() {
         let arena = Arena::new(&[SlabClass { bytes: ROOM, count: 40 }]).unwrap();
         for tag in 0..40 {
             let segments = [ReadSegment { shard: 0, offset: tag * 100, len: 200_000, dst: 0 }].into();
-            let job = Job { tag, segments, slab: arena.take(0).unwrap(), len: ROOM, transform: None };
+            let job =
+                Job { tag, segments, slab: arena.take(0).unwrap(), len: ROOM, check: None, transform: None };
             reader.submit(Priority::ALL[tag as usize % 3], job);
         }
         drop(reader);
@@ -192,7 +197,8 @@ fn short_direct_reads_and_misaligned_ones_end_well() {
     for tag in 0..60 {
         let (offset, len) = (tag * 3000, 100_000);
         let segments = [ReadSegment { shard: 0, offset, len, dst: (offset % 4096) as usize }].into();
-        let job = Job { tag, segments, slab: arena.take(0).unwrap(), len: ROOM, transform: None };
+        let job =
+            Job { tag, segments, slab: arena.take(0).unwrap(), len: ROOM, check: None, transform: None };
         reader.submit(Priority::Demand, job);
         let done = reader.recv().unwrap();
         assert_eq!(done.slab[(offset % 4096) as usize..][..len], bytes[offset as usize..][..len]);
@@ -230,7 +236,8 @@ fn whatever_goes_wrong_it_is_the_right_bytes_or_an_error() {
         for tag in 0..12 {
             let (offset, len) = (tag * 20_000, 70_000);
             let segments = [ReadSegment { shard: 0, offset, len, dst: (offset % 4096) as usize }].into();
-            let job = Job { tag, segments, slab: arena.take(0).unwrap(), len: ROOM, transform: None };
+            let job =
+                Job { tag, segments, slab: arena.take(0).unwrap(), len: ROOM, check: None, transform: None };
             reader.submit(Priority::ALL[tag as usize % 3], job);
         }
         let mut count = 0;
@@ -303,7 +310,7 @@ fn a_panic_of_the_ring_fails_its_reads_and_no_later_ones() {
                 dst: half as usize * 16_384 + 5,
             });
             let (slab, segments) = (arena.take(0).unwrap(), segments.into());
-            let job = Job { tag, segments, slab, len: 65536, transform: None };
+            let job = Job { tag, segments, check: None, slab, len: 65536, transform: None };
             reader.submit(Priority::ALL[tag as usize % 3], job);
         }
         for _ in 0..12 {

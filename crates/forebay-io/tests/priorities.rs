@@ -83,7 +83,7 @@ impl World {
 
 fn job(tag: u64, offset: u64, len: usize, slab: Slab) -> Job {
     let segments = [ReadSegment { shard: 0, offset, len, dst: 0 }].into();
-    Job { tag, segments, slab, len, transform: None }
+    Job { tag, segments, slab, len, check: None, transform: None }
 }
 
 #[test]

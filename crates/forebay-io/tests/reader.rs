@@ -32,7 +32,7 @@ fn arena(bytes: usize, count: usize) -> Arena {
 
 fn plain(tag: u64, segments: &[ReadSegment], slab: Slab) -> Job {
     let len = segments.iter().map(|s| s.dst + s.len).max().unwrap_or(0);
-    Job { tag, segments: segments.into(), slab, len, transform: None }
+    Job { tag, segments: segments.into(), slab, len, check: None, transform: None }
 }
 
 fn seg(shard: u32, offset: u64, len: usize, dst: usize) -> ReadSegment {
@@ -95,8 +95,10 @@ fn jobs_that_make_no_sense_fail_alone() {
     let arena = arena(4096, 1);
     let run = |segment: ReadSegment, len: usize| {
         let slab = arena.take(0).expect("the last job gave its slab back");
-        reader
-            .submit(Priority::Demand, Job { tag: 0, segments: [segment].into(), slab, len, transform: None });
+        reader.submit(
+            Priority::Demand,
+            Job { tag: 0, segments: [segment].into(), slab, len, check: None, transform: None },
+        );
         reader.recv().unwrap().result
     };
     assert!(matches!(run(seg(3, 0, 10, 0), 10), Err(ReadError::UnknownShard { shard: 3, shards: 1 })));
@@ -140,7 +142,7 @@ fn transforms_fill_the_slab_fail_or_panic_without_losing_the_job() {
         let segments = [seg(0, offset + 4, 4, 4), seg(0, offset, 4, 0)].into();
         reader.submit(
             Priority::Demand,
-            Job { tag: offset, segments, slab, len: 16, transform: Some(transform) },
+            Job { tag: offset, segments, slab, len: 16, check: None, transform: Some(transform) },
         );
         reader.recv().unwrap()
     };

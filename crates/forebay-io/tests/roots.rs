@@ -25,7 +25,7 @@ fn disk(name: &str, seed: u8, faults: Faults) -> Shard {
 fn run(reader: &Reader, arena: &Arena, shard: u32, offset: u64, len: usize) -> Done {
     let segments = [ReadSegment { shard, offset, len, dst: 0 }].into();
     let slab = arena.take(0).unwrap();
-    reader.submit(Priority::Demand, Job { tag: offset, segments, slab, len, transform: None });
+    reader.submit(Priority::Demand, Job { tag: offset, segments, slab, len, check: None, transform: None });
     reader.recv().unwrap()
 }
 
@@ -52,6 +52,62 @@ fn an_error_of_one_disk_is_made_good_by_the_other() {
     // The shard that only the first root has comes from there.
     let done = run(&reader, &arena, 1, 100, 50);
     assert_eq!((done.result.unwrap().root, &done.slab[..50]), (0, &pattern(1)[100..150]));
+}
+
+/// Castagnoli's CRC, bit by bit.
+fn crc32c(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(!0, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| (crc >> 1) ^ (0x82F6_3B78 & 0u32.wrapping_sub(crc & 1)))
+    })
+}
+
+#[test]
+fn bytes_with_another_checksum_come_from_the_other_disk() {
+    let want = pattern(0);
+    let mut damaged = want.clone();
+    // Behind the last page that is compared when a root is added.
+    damaged[LEN - 5000] ^= 1;
+    let segment = ReadSegment { shard: 0, offset: LEN as u64 - 8192, len: 8192, dst: 0 };
+    let expected = crc32c(&want[LEN - 8192..]);
+    let check = Some(expected);
+    let arena = arena();
+    let files = tempfile::tempdir().unwrap();
+    let open = |name: &str, bytes: &[u8]| {
+        std::fs::write(files.path().join(name), bytes).unwrap();
+        open_files(&[files.path().join(name)], Access::Direct).unwrap().shards
+    };
+    for backend in [Backend::Pool, Backend::Uring] {
+        let config = ReaderConfig { backend, ..ReaderConfig::default() };
+        let ask = |reader: &Reader, check| {
+            let slab = arena.take(0).unwrap();
+            let job = Job { tag: 0, segments: [segment].into(), check, slab, len: 8192, transform: None };
+            reader.submit(Priority::Demand, job);
+            reader.recv().unwrap()
+        };
+        let mut roots = Roots::from(open("bad", &damaged));
+        roots.add(open("good", &want).into_iter().map(Some).collect()).unwrap();
+        let reader = Reader::with_roots(roots, config).unwrap();
+        let mut stats = Vec::new();
+        for _ in 0..3 {
+            let done = ask(&reader, check);
+            stats.push(done.result.unwrap());
+            assert_eq!(done.slab[..8192], want[LEN - 8192..], "{backend}");
+        }
+        assert!(stats.iter().all(|stats| stats.bytes == 8192 && stats.root == 1), "{stats:?}");
+        let checked: Vec<u64> = stats.iter().map(|stats| stats.checked).collect();
+        assert_eq!(checked, [2 * 8192, 8192, 8192], "the wrong copy once, the right one each time");
+        assert_eq!((reader.roots()[0].errors, reader.roots()[0].suspects), (1, 1));
+
+        let reader = Reader::new(open("bad", &damaged), config).unwrap();
+        let done = ask(&reader, check);
+        let error = done.result.unwrap_err();
+        let found = crc32c(&damaged[LEN - 8192..]);
+        let path = files.path().join("bad");
+        let (offset, len) = (segment.offset, 8192);
+        assert_eq!(error, ReadError::Checksum { path, offset, len, expected, found }, "{backend}");
+        assert_eq!(ask(&reader, None).result.unwrap().checked, 0);
+        assert!(ask(&reader, Some(found)).result.is_ok());
+    }
 }
 
 #[test]
@@ -92,7 +148,10 @@ fn the_faster_disk_does_more() {
             let (offset, len) = (8 + round * 1000 + i * 3000, 300_000);
             let segments = [ReadSegment { shard: 0, offset, len, dst: 0 }].into();
             let slab = arena.take(0).unwrap();
-            reader.submit(Priority::Demand, Job { tag: offset, segments, slab, len, transform: None });
+            reader.submit(
+                Priority::Demand,
+                Job { tag: offset, segments, slab, len, check: None, transform: None },
+            );
         }
         while let Some(done) = reader.recv() {
             assert!(done.result.is_ok());

@@ -11,7 +11,7 @@ use forebay_io::{ReadError, Shard, read_exact_at};
 use forebay_store::layout::{Extent, WeightLayout};
 
 use crate::snapshot::ResidentTensor;
-use crate::weights::{Matrix, WeightError};
+use crate::weights::{Files, Matrix, WeightError, compare, read_extent};
 
 /// Where the embeddings are while the model runs. Never changes a bit.
 ///
@@ -81,7 +81,12 @@ pub struct DiskRows {
     /// The file of the scales; that of the codes if there are none.
     scales: Shard,
     bytes_read: AtomicU64,
+    /// CRC32C of each row's codes and scales; empty if the container has none.
+    checks: Vec<u32>,
 }
+
+/// Bytes that are checked at a time.
+const PIECE: u64 = 1 << 20;
 
 /// One row as it was read.
 #[derive(Default)]
@@ -93,12 +98,16 @@ struct RowBuffer {
 
 impl DiskRows {
     /// The rows of `tensor`, whose layout names its files by their place in `shards`.
-    pub(crate) fn new(tensor: &ResidentTensor, shards: &[Shard]) -> Self {
+    ///
+    /// # Errors
+    /// If the container has checksums and they cannot be read, or the bytes are others.
+    pub(crate) fn new(tensor: &ResidentTensor, files: Files<'_>) -> Result<Self, WeightError> {
         let codes = tensor.layout.codes;
         let scales = tensor.layout.scales.unwrap_or(codes);
-        let file = |extent: Extent| shards[extent.shard as usize].clone();
+        let file = |extent: Extent| files.shards[extent.shard as usize].clone();
+        let checks = row_checks(tensor, files)?;
         let bytes_read = AtomicU64::new(0);
-        Self { tensor: tensor.clone(), codes: file(codes), scales: file(scales), bytes_read }
+        Ok(Self { tensor: tensor.clone(), codes: file(codes), scales: file(scales), bytes_read, checks })
     }
 
     fn read_row(&self, row: usize, buffer: &mut RowBuffer, out: &mut [f32]) -> Result<(), WeightError> {
@@ -108,11 +117,18 @@ impl DiskRows {
         let row_scales = format.scale_count(1, cols).unwrap_or(0);
         self.read(&self.codes, codes, row, format.row_bytes(cols).unwrap_or(0), &mut buffer.codes)?;
         buffer.scales.clear();
+        buffer.scale_bytes.clear();
         if let Some(scales) = scales {
             let scale_row = if format == Format::Fp8Block { row / FP8_BLOCK } else { row };
             self.read(&self.scales, scales, scale_row, 4 * row_scales, &mut buffer.scale_bytes)?;
             let (words, _) = buffer.scale_bytes.as_chunks::<4>();
             buffer.scales.extend(words.iter().map(|word| f32::from_le_bytes(*word)));
+        }
+        if let Some(expected) = self.checks.get(row) {
+            let found = crc32c::crc32c_append(crc32c::crc32c(&buffer.codes), &buffer.scale_bytes);
+            let len = buffer.codes.len() as u64;
+            let row = Extent { offset: codes.offset + row as u64 * len, len, ..codes };
+            compare(&self.tensor, &self.codes, row, *expected, found)?;
         }
         let view = MatrixView::new(format, 1, cols, &buffer.codes, &buffer.scales)
             .expect("one row of a checked layout");
@@ -144,6 +160,32 @@ impl DiskRows {
         self.bytes_read.fetch_add(len as u64, Ordering::Relaxed);
         Ok(())
     }
+}
+
+/// The checksums of single rows. A container with checksums that has none of these is read through once, so that no
+/// row is used unchecked.
+fn row_checks(tensor: &ResidentTensor, files: Files<'_>) -> Result<Vec<u32>, WeightError> {
+    let codes = tensor.layout.codes;
+    let Some(stored) = files.catalog.native().and_then(|native| native.tensor_at(codes)) else {
+        return Ok(Vec::new());
+    };
+    if let Some(checks) = stored.row_checks {
+        let table = Extent { offset: checks.offset, len: 4 * tensor.layout.rows as u64, ..codes };
+        let bytes = read_extent(tensor, files.shards, table)?;
+        let shard = &files.shards[table.shard as usize];
+        compare(tensor, shard, table, checks.crc, crc32c::crc32c(&bytes))?;
+        return Ok(bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect());
+    }
+    for extent in [Some(codes), tensor.layout.scales].into_iter().flatten() {
+        let mut crc = 0;
+        for first in (0..extent.len).step_by(PIECE as usize) {
+            let piece =
+                Extent { offset: extent.offset + first, len: PIECE.min(extent.len - first), ..extent };
+            crc = crc32c::crc32c_append(crc, &read_extent(tensor, files.shards, piece)?);
+        }
+        files.compare(tensor, extent, || crc)?;
+    }
+    Ok(Vec::new())
 }
 
 impl std::fmt::Debug for DiskRows {

@@ -4,10 +4,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use forebay_core::{Format, MatrixView, ReadSegment};
+use forebay_core::{Format, MatrixView, PanelShape, PanelView, ReadSegment};
 use forebay_io::Transform;
+use forebay_kernels::Weights;
 use forebay_store::catalog::Catalog;
 use forebay_store::layout::{self, LayoutError, WeightLayout};
+use forebay_store::native::Native;
+use forebay_store::native::header::Layout;
 use forebay_store::record::{ExpertRecord, Part, RecordError};
 
 use crate::families::glm;
@@ -49,6 +52,8 @@ pub struct ExpertLayer {
     /// How each expert is read: segments with destinations in the slab or, when
     /// quantised at load, in the raw buffer.
     pub segments: Vec<Arc<[ReadSegment]>>,
+    /// CRC32C of what each expert's one read brings; empty if the container has none.
+    pub checks: Vec<u32>,
     /// Bytes of slab an expert takes, at most.
     pub slab_len: usize,
     /// Quantises an expert as it arrives.
@@ -63,7 +68,7 @@ impl ExpertLayer {
     ///
     /// # Panics
     /// If `bytes` is not the slab that the layer's segments (and transform) filled.
-    pub fn views<'a>(&self, expert: usize, bytes: &'a [u8]) -> [MatrixView<'a>; 3] {
+    pub fn views<'a>(&self, expert: usize, bytes: &'a [u8]) -> [Weights<'a>; 3] {
         let parts = match &self.transform {
             Some(transform) => &transform.quantised,
             None => &self.parts[expert],
@@ -72,11 +77,18 @@ impl ExpertLayer {
     }
 }
 
-fn part_view<'a>(part: &Part, bytes: &'a [u8]) -> MatrixView<'a> {
+fn part_view<'a>(part: &Part, bytes: &'a [u8]) -> Weights<'a> {
+    let codes = &bytes[part.codes.clone()];
+    if part.layout == Layout::Panels {
+        let shape = PanelShape::new(part.format, part.rows, part.cols);
+        let view = shape.and_then(|shape| PanelView::new(shape, codes).ok());
+        return view.expect("the header of the container was checked").into();
+    }
     let scales = bytemuck::try_cast_slice(&bytes[part.scales.clone()])
         .expect("records place scales at multiples of 4 of an aligned slab");
-    MatrixView::new(part.format, part.rows, part.cols, &bytes[part.codes.clone()], scales)
+    MatrixView::new(part.format, part.rows, part.cols, codes, scales)
         .expect("records are built from checked layouts")
+        .into()
 }
 
 /// Every routed expert of the decoder layers.
@@ -116,30 +128,40 @@ impl ExpertTable {
         for layer in layers {
             let mut parts = Vec::with_capacity(spec.moe.experts);
             let mut segments: Vec<Arc<[ReadSegment]>> = Vec::with_capacity(spec.moe.experts);
-            let mut layouts = Vec::with_capacity(spec.moe.experts);
+            let (mut layouts, mut checks) = (Vec::new(), Vec::new());
             let mut slab_len = 0;
+            let native = catalog.native().filter(|native| native.experts(layer).is_some());
             for expert in 0..spec.moe.experts {
-                let three = expert_layouts(spec, catalog, layer, expert)?;
-                let record = ExpertRecord::new(&three[0], &three[1], &three[2])?;
+                let record = match native {
+                    Some(native) => native_record(spec, native, layer, expert)?,
+                    None => {
+                        let three = expert_layouts(spec, catalog, layer, expert)?;
+                        let record = ExpertRecord::new(&three[0], &three[1], &three[2])?;
+                        layouts.push(three);
+                        record
+                    }
+                };
                 table.coalesced += usize::from(record.coalesced);
                 table.displaced += usize::from(record.displaced > 0);
                 table.total += 1;
                 table.file_bytes += record.read_bytes() as u64;
-                for layout in &three {
-                    *table.formats.entry(layout.format.to_string()).or_default() += 1;
+                for part in &record.parts {
+                    *table.formats.entry(part.format.to_string()).or_default() += 1;
                 }
+                checks.extend(record.check);
                 slab_len = slab_len.max(record.len);
                 parts.push(record.parts);
                 segments.push(record.segments);
-                layouts.push(three);
             }
-            let wanted = quantise.filter(|_| layouts.iter().flatten().any(|l| !l.format.is_integer()));
-            let entry = match wanted {
-                None => {
-                    let all_integer = parts.iter().flatten().all(|part| part.format.is_integer());
-                    ExpertLayer { segments, slab_len, transform: None, all_integer, parts }
+            let all_integer = parts.iter().flatten().all(|part| part.format.is_integer());
+            let entry = match (quantise.filter(|_| !all_integer), native) {
+                (None, _) => ExpertLayer { segments, checks, slab_len, transform: None, all_integer, parts },
+                (Some(format), None) => quantised_layer(layer, format, &layouts)?,
+                (Some(format), Some(_)) => {
+                    let records =
+                        ExpertLayer { segments, checks, slab_len, transform: None, all_integer, parts };
+                    quantised_records(layer, format, records)?
                 }
-                Some(format) => quantised_layer(layer, format, &layouts)?,
             };
             table.layers.insert(layer, entry);
         }
@@ -162,7 +184,23 @@ pub fn is_fused(catalog: &Catalog, layer: usize) -> bool {
     glm::fused_expert_names(layer).iter().any(|name| catalog.get(name).is_some())
 }
 
-fn expert_layouts(
+/// The record of an expert in a Forebay container.
+fn native_record(
+    spec: &ModelSpec,
+    native: &Native,
+    layer: usize,
+    expert: usize,
+) -> Result<ExpertRecord, ExpertTableError> {
+    let missing = || {
+        let [gate, ..] = glm::expert_needs(spec, layer, expert);
+        LayoutError::Missing { tensor: gate.name }
+    };
+    let (shard, record, kind) = native.record(layer, expert).ok_or_else(missing)?;
+    Ok(ExpertRecord::native(shard, record, kind)?)
+}
+
+/// Gate, up and down of an expert whose tensors have names of their own or lie in fused tensors.
+pub fn expert_layouts(
     spec: &ModelSpec,
     catalog: &Catalog,
     layer: usize,
@@ -198,14 +236,14 @@ fn quantised_layer(
             }
         }
     }
-    let raw = lay_out(first.each_ref().map(|l| (l.format, l.rows, l.cols)));
-    let quantised =
-        lay_out(first.each_ref().map(|l| (Role::RoutedExpert.quantised(l.format, format), l.rows, l.cols)));
+    let raw = lay_out(first.each_ref().map(|l| (l.format, l.rows, l.cols, Layout::Rows)));
+    let quantised = lay_out(raw.0.each_ref().map(|part| becomes(part, format)));
     let segments = layouts.iter().map(|three| raw_segments(three, &raw.0)).collect();
     let all_integer = quantised.0.iter().all(|part| part.format.is_integer());
     let transform = QuantiseExpert { raw: raw.0.clone(), raw_len: raw.1, quantised: quantised.0 };
     Ok(ExpertLayer {
         segments,
+        checks: Vec::new(),
         slab_len: quantised.1,
         all_integer,
         transform: Some(Arc::new(transform)),
@@ -213,22 +251,62 @@ fn quantised_layer(
     })
 }
 
+/// A layer of records whose experts are quantised as they arrive: the raw buffer holds the record.
+fn quantised_records(
+    layer: usize,
+    format: Format,
+    records: ExpertLayer,
+) -> Result<ExpertLayer, ExpertTableError> {
+    let first = &records.parts[0];
+    for (a, b) in records.parts.iter().flat_map(|parts| first.iter().zip(parts)) {
+        if a != b {
+            return Err(ExpertTableError::MixedFormats { layer, first: a.format, other: b.format });
+        }
+    }
+    let (quantised, slab_len) = lay_out(first.each_ref().map(|part| becomes(part, format)));
+    let all_integer = quantised.iter().all(|part| part.format.is_integer());
+    let transform = QuantiseExpert { raw: first.clone(), raw_len: records.slab_len, quantised };
+    let transform = Some(Arc::new(transform));
+    Ok(ExpertLayer { slab_len, all_integer, transform, parts: Vec::new(), ..records })
+}
+
+/// What a matrix is after quantising: as it was, or new rows.
+fn becomes(part: &Part, wanted: Format) -> (Format, usize, usize, Layout) {
+    let format = Role::RoutedExpert.quantised(part.format, wanted);
+    let layout = if format == part.format { part.layout } else { Layout::Rows };
+    (format, part.rows, part.cols, layout)
+}
+
 /// Places three matrices (gate, up, down) in a buffer: codes in the order down, gate, up,
 /// then their scales; also the buffer's length. The sizes were checked with the files.
-fn lay_out(matrices: [(Format, usize, usize); 3]) -> ([Part; 3], usize) {
+fn lay_out(matrices: [(Format, usize, usize, Layout); 3]) -> ([Part; 3], usize) {
     let mut at = 0usize;
-    let mut parts =
-        matrices.map(|(format, rows, cols)| Part { format, rows, cols, codes: 0..0, scales: 0..0 });
+    let mut parts = matrices.map(|(format, rows, cols, layout)| Part {
+        format,
+        rows,
+        cols,
+        layout,
+        codes: 0..0,
+        scales: 0..0,
+    });
     for role in [2, 0, 1] {
         let part = &mut parts[role];
-        let len = part.format.payload_bytes(part.rows, part.cols).unwrap_or(0);
+        let len = match part.layout {
+            Layout::Rows => part.format.payload_bytes(part.rows, part.cols).unwrap_or(0),
+            Layout::Panels => {
+                PanelShape::new(part.format, part.rows, part.cols).map_or(0, |shape| shape.bytes())
+            }
+        };
         part.codes = at..at + len;
         at += len;
     }
     at = at.next_multiple_of(SCALES_ALIGN);
     for role in [2, 0, 1] {
         let part = &mut parts[role];
-        let len = 4 * part.format.scale_count(part.rows, part.cols).unwrap_or(0);
+        let len = match part.layout {
+            Layout::Rows => 4 * part.format.scale_count(part.rows, part.cols).unwrap_or(0),
+            Layout::Panels => 0,
+        };
         part.scales = at..at + len;
         at += len;
     }

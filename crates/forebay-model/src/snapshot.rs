@@ -192,6 +192,7 @@ pub fn requirements<'a>(spec: &'a ModelSpec, catalog: &'a Catalog) -> impl Itera
 
 fn expert_requirements(spec: &ModelSpec, catalog: &Catalog, layer: usize) -> Vec<Requirement> {
     let group = Group::Layer(layer as u32);
+    let recorded = catalog.native().is_some_and(|native| native.experts(layer).is_some());
     if is_fused(catalog, layer) {
         let (experts, width, hidden) = (spec.moe.experts, spec.moe.expert_width, spec.hidden);
         let [gate_up, down] = glm::fused_expert_names(layer);
@@ -201,7 +202,15 @@ fn expert_requirements(spec: &ModelSpec, catalog: &Catalog, layer: usize) -> Vec
     (0..spec.moe.experts)
         .flat_map(|expert| {
             let key = ExpertKey { layer: layer as u32, expert: expert as u32 };
-            glm::expert_needs(spec, layer, expert).map(|need| requirement(need, Group::Expert(key)))
+            let mut part = 0;
+            glm::expert_needs(spec, layer, expert).map(|need| {
+                let mut found = requirement(need, Group::Expert(key));
+                if let (true, Kind::Weight { rows, cols }) = (recorded, found.kind) {
+                    found.kind = Kind::Recorded { key, part, rows, cols };
+                }
+                part += 1;
+                found
+            })
         })
         .collect()
 }

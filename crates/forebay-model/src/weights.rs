@@ -5,6 +5,7 @@ use forebay_core::quant::{self, EncodeError};
 use forebay_core::{Format, MatrixView, PanelShape, PanelView};
 use forebay_io::{ReadError, Shard, read_exact_at};
 use forebay_kernels::{Buffer, Rope, RopeError, Weights};
+use forebay_store::catalog::Catalog;
 use forebay_store::layout::{Extent, WeightLayout};
 
 use crate::arith::Arith;
@@ -232,10 +233,11 @@ impl Model {
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, WeightError> {
         let spec = snapshot.spec.clone();
-        let mut loader = Loader { tensors: snapshot.resident.iter(), shards, done: 0, progress };
+        let files = Files { shards, catalog: &snapshot.catalog };
+        let mut loader = Loader { tensors: snapshot.resident.iter(), files, done: 0, progress };
         let embedding = match embedding {
             EmbeddingPlace::Memory => Embedding::Memory(loader.matrix()?),
-            EmbeddingPlace::Disk => Embedding::Disk(DiskRows::new(loader.next(), shards)),
+            EmbeddingPlace::Disk => Embedding::Disk(DiskRows::new(loader.next(), files)?),
         };
         let head = loader.matrix()?;
         let final_norm = loader.vector()?;
@@ -263,7 +265,7 @@ impl Model {
 /// Takes tensors in the order in which the snapshot lists them.
 struct Loader<'a> {
     tensors: std::slice::Iter<'a, ResidentTensor>,
-    shards: &'a [Shard],
+    files: Files<'a>,
     done: u64,
     progress: &'a mut dyn FnMut(u64),
 }
@@ -319,7 +321,7 @@ impl<'a> Loader<'a> {
 
     fn matrix(&mut self) -> Result<Matrix, WeightError> {
         let tensor = self.next();
-        let matrix = load_matrix(tensor, self.shards)?;
+        let matrix = load_matrix(tensor, self.files)?;
         self.done += tensor.layout.total_bytes();
         (self.progress)(self.done);
         Ok(matrix)
@@ -329,10 +331,56 @@ impl<'a> Loader<'a> {
 /// Rows that are read, and put into panels, at a time.
 const LOAD_ROWS: usize = 512;
 
-fn load_matrix(tensor: &ResidentTensor, shards: &[Shard]) -> Result<Matrix, WeightError> {
+/// The files of a model, and what is known of their bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Files<'a> {
+    pub shards: &'a [Shard],
+    pub catalog: &'a Catalog,
+}
+
+impl Files<'_> {
+    /// Reads the whole of a tensor's codes or scales, and checks it where the container has a checksum.
+    fn read(&self, tensor: &ResidentTensor, extent: Extent) -> Result<Vec<u8>, WeightError> {
+        let bytes = read_extent(tensor, self.shards, extent)?;
+        self.compare(tensor, extent, || crc32c::crc32c(&bytes))?;
+        Ok(bytes)
+    }
+
+    /// An error if the checksum of what was read of `extent` is not the container's.
+    pub fn compare(
+        &self,
+        tensor: &ResidentTensor,
+        extent: Extent,
+        found: impl FnOnce() -> u32,
+    ) -> Result<(), WeightError> {
+        match self.catalog.checksum(extent) {
+            Some(expected) => compare(tensor, &self.shards[extent.shard as usize], extent, expected, found()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// An error if two checksums of the bytes of `extent` differ.
+pub(crate) fn compare(
+    tensor: &ResidentTensor,
+    shard: &Shard,
+    extent: Extent,
+    expected: u32,
+    found: u32,
+) -> Result<(), WeightError> {
+    if found == expected {
+        return Ok(());
+    }
+    let (path, offset, len) = (shard.path.clone(), extent.offset, extent.len as usize);
+    let cause = ReadError::Checksum { path, offset, len, expected, found };
+    Err(WeightError::Read { tensor: tensor.name.clone(), cause })
+}
+
+fn load_matrix(tensor: &ResidentTensor, files: Files<'_>) -> Result<Matrix, WeightError> {
     let &WeightLayout { format, rows, cols, codes, scales, .. } = &tensor.layout;
     let scales = match scales {
-        Some(extent) => read_extent(tensor, shards, extent)?
+        Some(extent) => files
+            .read(tensor, extent)?
             .chunks_exact(4)
             .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
             .collect(),
@@ -340,7 +388,7 @@ fn load_matrix(tensor: &ResidentTensor, shards: &[Shard]) -> Result<Matrix, Weig
     };
     let fail = |cause| WeightError::Encode { tensor: tensor.name.clone(), cause };
     if tensor.loaded_format != format {
-        let codes = read_extent(tensor, shards, codes)?;
+        let codes = files.read(tensor, codes)?;
         let stored = Matrix { format, rows, cols, bytes: Bytes::Rows { codes, scales } };
         let encoded = reencode(&stored.view(), tensor.loaded_format).map_err(fail)?;
         return match tensor.panels() {
@@ -352,23 +400,25 @@ fn load_matrix(tensor: &ResidentTensor, shards: &[Shard]) -> Result<Matrix, Weig
         };
     }
     let Some(shape) = tensor.panels() else {
-        let codes = read_extent(tensor, shards, codes)?;
+        let codes = files.read(tensor, codes)?;
         return Ok(Matrix { format, rows, cols, bytes: Bytes::Rows { codes, scales } });
     };
     pack(tensor, shape, |panels| {
         let (row_bytes, row_scales) = (codes.len / rows as u64, scales.len() / rows);
+        let mut crc = 0;
         let pieces = panels.chunks_mut(LOAD_ROWS / PANEL_ROWS * shape.panel_bytes());
         for (first, panels) in (0..rows).step_by(LOAD_ROWS).zip(pieces) {
             let here = first..rows.min(first + LOAD_ROWS);
             let offset = codes.offset + first as u64 * row_bytes;
-            let piece =
-                read_extent(tensor, shards, Extent { offset, len: here.len() as u64 * row_bytes, ..codes })?;
+            let piece = Extent { offset, len: here.len() as u64 * row_bytes, ..codes };
+            let piece = read_extent(tensor, files.shards, piece)?;
+            crc = crc32c::crc32c_append(crc, &piece);
             let scales = &scales[here.start * row_scales..here.end * row_scales];
             let view = MatrixView::new(format, here.len(), cols, &piece, scales)
                 .expect("whole rows of a checked layout");
             shape.slice_rows(here).pack(&view, panels);
         }
-        Ok(())
+        files.compare(tensor, codes, || crc)
     })
 }
 
@@ -414,7 +464,11 @@ pub(crate) fn encode_into(
     Ok(())
 }
 
-fn read_extent(tensor: &ResidentTensor, shards: &[Shard], extent: Extent) -> Result<Vec<u8>, WeightError> {
+pub(crate) fn read_extent(
+    tensor: &ResidentTensor,
+    shards: &[Shard],
+    extent: Extent,
+) -> Result<Vec<u8>, WeightError> {
     let no_memory = || WeightError::NoMemory { tensor: tensor.name.clone(), bytes: extent.len };
     let len = usize::try_from(extent.len).map_err(|_| no_memory())?;
     let mut bytes = Vec::new();

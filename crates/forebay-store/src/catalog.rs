@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::folder::{self, MissingShards};
+use crate::layout::Extent;
+use crate::native::{Native, NativeError};
 use crate::shard::{Declared, Dtype, HeaderTensor, ShardError, read_header};
 
 /// One tensor: what it is and where its bytes are.
@@ -77,6 +79,9 @@ pub enum CatalogError {
     /// A shard cannot be used.
     #[error(transparent)]
     Shard(#[from] ShardError),
+    /// The folder holds a Forebay container that cannot be used.
+    #[error(transparent)]
+    Native(#[from] NativeError),
     /// Two shards hold a tensor of the same name.
     #[error("tensor {tensor:?} is in both {first} and {second}; remove the file that does not belong")]
     Duplicate {
@@ -104,6 +109,7 @@ pub struct Catalog {
     entries: Vec<TensorEntry>,
     by_name: HashMap<Arc<str>, u32>,
     shadowed: usize,
+    native: Option<Arc<Native>>,
 }
 
 impl Catalog {
@@ -114,9 +120,14 @@ impl Catalog {
 
     /// Opens the folder `dir`.
     ///
-    /// The files are those directly in `dir` whose name ends in exactly `.safetensors`, links
-    /// followed, in ascending byte order of their names. Their number is not limited.
+    /// With a file [`native::HEADER_NAME`](crate::native::HEADER_NAME) it is a Forebay container, and
+    /// the files are those that its header names. Otherwise they are those directly in `dir` whose
+    /// name ends in exactly `.safetensors`, links followed, in ascending byte order of their names.
+    /// Their number is not limited.
     pub fn open_with(dir: &Path, options: Options) -> Result<Self, CatalogError> {
+        if Native::is_at(dir) {
+            return Self::of_native(Native::open(dir)?);
+        }
         let files = list(dir)?;
         if files.is_empty() {
             return Err(CatalogError::NoShards { dir: dir.to_owned(), advice: no_shards(dir) });
@@ -149,7 +160,49 @@ impl Catalog {
             entries: Vec::new(),
             by_name: HashMap::new(),
             shadowed: 0,
+            native: None,
         }
+    }
+
+    /// The tensors of a container's resident file. Those of experts in records are not among them:
+    /// see [`native`](Self::native).
+    fn of_native(native: Native) -> Result<Self, CatalogError> {
+        let mut catalog = Self::empty(native.dir());
+        let header = native.header();
+        let shard = |file: &crate::native::header::DataFile| Shard {
+            path: native.dir().join(&file.name),
+            size: file.size,
+        };
+        catalog.shards = header.files.iter().map(shard).collect();
+        let too_many = || CatalogError::TooMany { dir: native.dir().to_owned() };
+        for tensor in &header.tensors {
+            let number = u32::try_from(catalog.entries.len()).map_err(|_| too_many())?;
+            let name: Arc<str> = tensor.name.as_str().into();
+            catalog.by_name.insert(name.clone(), number);
+            catalog.names.push(name);
+            let (dtype, shape) = (tensor.dtype.clone(), tensor.shape.as_slice().into());
+            let (offset, len) = (tensor.offset, tensor.len);
+            catalog.entries.push(TensorEntry { shard: 0, dtype, shape, offset, len, declared: None });
+        }
+        catalog.native = Some(Arc::new(native));
+        Ok(catalog)
+    }
+
+    /// The Forebay container that this is, with the experts in its records; `None` if it is another.
+    pub fn native(&self) -> Option<&Native> {
+        self.native.as_deref()
+    }
+
+    /// The CRC32C that the bytes of a whole tensor must have, where the container says so.
+    pub fn checksum(&self, extent: Extent) -> Option<u32> {
+        Some(self.native.as_ref()?.tensor_at(extent)?.crc)
+    }
+
+    /// What the container says that the tensor `name` is stored as.
+    pub(crate) fn named_weight(&self, name: &str) -> Option<crate::native::header::Weight> {
+        let native = self.native.as_ref()?;
+        // Tensors have the same order here and there.
+        native.header().tensors[*self.by_name.get(name)? as usize].weight
     }
 
     /// The folder that was opened.
@@ -177,7 +230,12 @@ impl Catalog {
         self.names.iter().map(|name| &**name).zip(&self.entries)
     }
 
-    /// Number of tensors.
+    /// Number of tensors of the model's files, those in expert records included.
+    pub fn stored_tensors(&self) -> usize {
+        self.len() + self.native().map_or(0, Native::record_tensors)
+    }
+
+    /// Number of tensors with a name here.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
@@ -207,6 +265,9 @@ impl Catalog {
     /// Shards that `model.safetensors.index.json`, or the numbering in the file names, promises and
     /// the folder lacks. Reads the index; for reports on an incomplete model.
     pub fn missing_shards(&self) -> Option<MissingShards> {
+        if self.native.is_some() {
+            return None;
+        }
         let present: Vec<_> = self.shards.iter().map(Shard::name).collect();
         folder::missing_shards(&self.dir, &present)
     }

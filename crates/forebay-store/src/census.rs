@@ -47,6 +47,17 @@ pub enum Kind {
         /// Columns (inputs).
         cols: usize,
     },
+    /// A matrix of an expert in a record of a Forebay container; see [`layout::recorded`].
+    Recorded {
+        /// The expert.
+        key: ExpertKey,
+        /// 0 gate, 1 up, 2 down.
+        part: usize,
+        /// Rows (outputs).
+        rows: usize,
+        /// Columns (inputs).
+        cols: usize,
+    },
     /// The float matrices of all experts of a layer in one tensor; see [`layout::fused_slice`].
     Fused {
         /// Experts.
@@ -129,6 +140,7 @@ pub fn look(catalog: &Catalog, requirement: &Requirement) -> Result<WeightLayout
     match requirement.kind {
         Kind::Weight { rows, cols } => layout::weight(catalog, name, rows, cols),
         Kind::Vector { len } => layout::vector(catalog, name, len),
+        Kind::Recorded { key, part, rows, cols } => layout::recorded(catalog, key, part, name, [rows, cols]),
         Kind::FloatMatrix { rows, cols } => layout::float_matrix(catalog, name, rows, cols),
         Kind::Fused { experts, rows, cols } => layout::fused(catalog, name, [experts, rows, cols]),
     }

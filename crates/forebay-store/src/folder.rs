@@ -6,6 +6,9 @@ use std::path::Path;
 
 use crate::json;
 
+/// Names a file that is in a folder while a model is being packed into it.
+pub const UNFINISHED_PACK: &str = "pack.progress.json";
+
 /// Guesses what `path` is instead of a model folder, and what to do about it.
 ///
 /// The result finishes a sentence and never fails: what cannot be looked at is passed over.
@@ -46,6 +49,9 @@ fn inside(dir: &Path) -> String {
     let some = |suffix: &str| names.iter().find(|name| name.ends_with(suffix));
     if let Some(name) = some(".gguf") {
         return format!("it holds a GGUF file ({name}); Forebay reads safetensors files instead");
+    }
+    if names.iter().any(|name| name == UNFINISHED_PACK) {
+        return "packing into it did not finish; give the same forebay pack command again".to_owned();
     }
     if let Some(name) = [".incomplete", ".part", ".aria2", ".crdownload"].into_iter().find_map(some) {
         return format!(

@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use forebay_core::ExpertKey;
 use forebay_core::format::{FP8_BLOCK, Format, GroupSize};
 
 use crate::catalog::{Catalog, TensorEntry};
@@ -250,6 +251,34 @@ pub fn fused_slice(
     Ok(WeightLayout { rows: row_range.len(), codes, ..whole })
 }
 
+/// The layout of matrix `part` (0 gate, 1 up, 2 down) of an expert that has a record in a Forebay
+/// container; `name` is what errors call it. Scales that lie among the codes are counted with them.
+pub fn recorded(
+    catalog: &Catalog,
+    key: ExpertKey,
+    part: usize,
+    name: &str,
+    [rows, cols]: [usize; 2],
+) -> Result<WeightLayout, LayoutError> {
+    let found = catalog.native().and_then(|native| native.record(key.layer as usize, key.expert as usize));
+    let Some((shard, record, kind)) = found else {
+        return Err(LayoutError::Missing { tensor: name.to_owned() });
+    };
+    let matrix = &kind.matrices[part];
+    let (weight, expected) = (&matrix.weight, vec![rows as u64, cols as u64]);
+    let found = vec![weight.rows, weight.cols];
+    if found != expected {
+        let file = catalog.shard_name(shard);
+        return Err(LayoutError::Shape { file, tensor: name.to_owned(), found, expected });
+    }
+    // Checked with the header: a record and all in it can be addressed.
+    let extent =
+        |at: u64, len: Option<u64>| Extent { shard, offset: record.offset + at, len: len.unwrap_or(0) };
+    let scales = Some(extent(matrix.scales, matrix.scales_len())).filter(|scales| scales.len > 0);
+    let codes = extent(matrix.codes, matrix.codes_len());
+    Ok(WeightLayout { format: weight.format, rows, cols, codes, scales, ambiguous_groups: false })
+}
+
 /// What codes and scales of these byte counts are, if they store a `rows x cols` matrix.
 ///
 /// Tried in this order: int8, int4, int2; with int4 codes and more scales than rows, the smallest
@@ -332,10 +361,20 @@ impl<'a> Site<'a> {
             return Err(self.wrong_dtype(scales_name, scales, "F32 (scales)"));
         }
         let Site { rows, cols, .. } = *self;
-        if let Some(declared) = entry.declared {
-            return self.declared(declared, entry, scales);
-        }
-        if let Some((format, ambiguous_groups)) = detect(entry.len, scales.len, rows, cols) {
+        // A format that the container names is taken or refused, never guessed again.
+        let found = match self.catalog.named_weight(self.name) {
+            Some(named) => {
+                let sizes = (bytes_of(named.format, rows, cols), scale_bytes(named.format, rows, cols));
+                let fits = sizes == (Some(entry.len), Some(scales.len))
+                    && (named.rows, named.cols) == (rows as u64, cols as u64);
+                fits.then_some((named.format, false))
+            }
+            None => match entry.declared {
+                Some(declared) => return self.declared(declared, entry, scales),
+                None => detect(entry.len, scales.len, rows, cols),
+            },
+        };
+        if let Some((format, ambiguous_groups)) = found {
             let (codes, scales) = (extent(entry), Some(extent(scales)));
             return Ok(WeightLayout { format, rows, cols, codes, scales, ambiguous_groups });
         }

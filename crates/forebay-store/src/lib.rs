@@ -6,6 +6,7 @@
 //! - [`json`], [`config`]: strict JSON and typed, named fields.
 //! - [`shard`], [`catalog`]: safetensors headers, one and all.
 //! - [`layout`]: the storage format of one weight, and where its bytes are.
+//! - [`native`]: the Forebay container.
 //! - [`record`]: how one routed expert is read.
 //! - [`census`]: whether everything a model needs is there.
 
@@ -15,5 +16,6 @@ pub mod config;
 pub mod folder;
 pub mod json;
 pub mod layout;
+pub mod native;
 pub mod record;
 pub mod shard;

@@ -13,6 +13,7 @@ use forebay_core::format::Format;
 use forebay_core::segment::{DIRECT_ALIGN, ReadSegment};
 
 use crate::layout::{Extent, WeightLayout};
+use crate::native::header::{Layout, Record, RecordKind};
 
 /// Scales and float codes start at a multiple of this many bytes of the slab.
 const WORD: u64 = 4;
@@ -26,6 +27,8 @@ pub struct Part {
     pub rows: usize,
     /// Columns (inputs).
     pub cols: usize,
+    /// How the codes lie; in panels, scales are among them.
+    pub layout: Layout,
     /// Where the codes lie in the slab.
     pub codes: Range<usize>,
     /// Where the f32 scales lie in the slab, at a multiple of 4; empty for plain floats.
@@ -47,6 +50,8 @@ pub struct ExpertRecord {
     pub displaced: u8,
     /// All codes come with one read, and all scales too.
     pub coalesced: bool,
+    /// CRC32C of what its one read brings, where the container says so.
+    pub check: Option<u32>,
 }
 
 /// An expert whose bytes cannot be addressed on this machine.
@@ -72,7 +77,8 @@ impl ExpertRecord {
         let range = |role, scales| of(role, scales).map_or(0..0, |p| p.dst.clone());
         let parts = [0, 1, 2].map(|role| {
             let &WeightLayout { format, rows, cols, .. } = layouts[role];
-            Part { format, rows, cols, codes: range(role, false), scales: range(role, true) }
+            let (codes, scales) = (range(role, false), range(role, true));
+            Part { format, rows, cols, layout: Layout::Rows, codes, scales }
         });
         let one_read = |scales| {
             let mut reads = placed.iter().filter(|p| p.piece.scales == scales).map(|p| p.segment);
@@ -83,7 +89,26 @@ impl ExpertRecord {
         let len = window_end(segments.last()).ok_or_else(too_large)?;
         // Six pieces make six reads at most.
         let displaced = segments.iter().filter(|read| !keeps_its_place(read)).count() as u8;
-        Ok(Self { segments: segments.into(), parts, len, displaced, coalesced })
+        Ok(Self { segments: segments.into(), parts, len, displaced, coalesced, check: None })
+    }
+
+    /// The record of an expert in a Forebay container, in file `shard`: one read of whole pages that lie in the slab as
+    /// they do in the file.
+    pub fn native(shard: u32, record: &Record, kind: &RecordKind) -> Result<Self, RecordError> {
+        let too_large = |_| RecordError { bytes: record.len };
+        let len = usize::try_from(record.len).map_err(too_large)?;
+        let segments = Arc::new([ReadSegment { shard, offset: record.offset, len, dst: 0 }]);
+        // The header was checked: everything lies within the record, which can be addressed.
+        let range = |at: u64, len: Option<u64>| at as usize..(at + len.unwrap_or(0)) as usize;
+        let parts = kind.matrices.each_ref().map(|matrix| Part {
+            format: matrix.weight.format,
+            rows: matrix.weight.rows as usize,
+            cols: matrix.weight.cols as usize,
+            layout: matrix.layout,
+            codes: range(matrix.codes, matrix.codes_len()),
+            scales: range(matrix.scales, matrix.scales_len()),
+        });
+        Ok(Self { segments, parts, len, displaced: 0, coalesced: true, check: Some(record.crc) })
     }
 
     /// Bytes wanted from the files; [`len`](Self::len) adds the rest of their pages.
@@ -254,7 +279,7 @@ mod tests {
         let scattered = |i: u64| int4(4, 2, at(0, 100 * i, 4), at(1, 100 * i, 16));
         let record = ExpertRecord::new(&scattered(1), &scattered(2), &scattered(3)).unwrap();
         let heap = size_of_val(&*record.segments);
-        assert!(size_of::<ExpertRecord>() + heap < 400, "{} + {heap}", size_of::<ExpertRecord>());
+        assert!(size_of::<ExpertRecord>() + heap <= 400, "{} + {heap}", size_of::<ExpertRecord>());
     }
 
     #[test]

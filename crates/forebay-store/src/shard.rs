@@ -44,7 +44,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    fn from_name(name: &str) -> Self {
+    pub(crate) fn from_name(name: &str) -> Self {
         match name {
             "F32" => Dtype::F32,
             "BF16" => Dtype::Bf16,
@@ -422,7 +422,7 @@ fn found(reader: &mut Reader<'_>) -> Result<String, HeaderError> {
 
 /// Number of elements of `shape`; `None` on overflow. Overflow is decided after a zero is looked
 /// for, so that an empty tensor stays empty.
-fn elements(shape: &[u64]) -> Option<u64> {
+pub(crate) fn elements(shape: &[u64]) -> Option<u64> {
     if shape.contains(&0) {
         return Some(0);
     }

@@ -55,6 +55,11 @@ pub struct Counters {
     /// Time that workers spent on `loads`, in nanoseconds; several workers add up,
     /// so it may exceed wall time.
     pub service_ns: u64,
+    /// Bytes whose checksum was compared when they were read: those of `loads` where the container has
+    /// checksums, and wrong copies that were read again from elsewhere.
+    pub checked_bytes: u64,
+    /// Time that took on the reading threads, in nanoseconds; part of `service_ns`.
+    pub check_ns: u64,
     /// Time that the compute thread spent waiting for an expert, in nanoseconds: the
     /// part of wall time that the disk is responsible for.
     pub wait_ns: u64,
@@ -164,6 +169,8 @@ impl Counters {
                 self.direct_reads += stats.direct_reads;
                 self.fallbacks += stats.fallbacks;
                 self.retries += stats.retries;
+                self.checked_bytes += stats.checked;
+                self.check_ns += stats.checking.as_nanos() as u64;
                 self.service_ns += stats.service.as_nanos() as u64;
                 self.service.add(stats.service);
             }
@@ -214,6 +221,8 @@ impl Counters {
             fallbacks: self.fallbacks.saturating_sub(earlier.fallbacks),
             retries: self.retries.saturating_sub(earlier.retries),
             service_ns: self.service_ns.saturating_sub(earlier.service_ns),
+            checked_bytes: self.checked_bytes.saturating_sub(earlier.checked_bytes),
+            check_ns: self.check_ns.saturating_sub(earlier.check_ns),
             wait_ns: self.wait_ns.saturating_sub(earlier.wait_ns),
             failures: self.failures.saturating_sub(earlier.failures),
             slots_released: self.slots_released.saturating_sub(earlier.slots_released),

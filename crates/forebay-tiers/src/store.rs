@@ -80,6 +80,7 @@ struct Layer {
     class: usize,
     slab_len: usize,
     experts: Vec<Arc<[ReadSegment]>>,
+    checks: Vec<u32>,
     transform: Option<Arc<dyn Transform>>,
     cache: LayerCache,
     /// The slab of each cache slot; away while it is being read into.
@@ -112,11 +113,12 @@ impl ExpertStore {
         let layers = config
             .layers
             .into_iter()
-            .map(|(layer, LayerExperts { class, quota, slab_len, experts, transform })| Layer {
+            .map(|(layer, LayerExperts { class, quota, slab_len, experts, checks, transform })| Layer {
                 layer,
                 class,
                 slab_len,
                 experts,
+                checks,
                 transform,
                 cache: LayerCache::new(quota, config.policy),
                 slots: take(class, quota).into_iter().map(Some).collect(),
@@ -229,6 +231,7 @@ impl ExpertStore {
             Job {
                 tag,
                 segments: Arc::clone(&layer.experts[expert as usize]),
+                check: layer.checks.get(expert as usize).copied(),
                 slab,
                 len: layer.slab_len,
                 transform: layer.transform.clone(),

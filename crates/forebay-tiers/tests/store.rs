@@ -69,7 +69,10 @@ fn weight_offset(class: usize, expert: u32) -> u64 {
 fn layers(quota: usize) -> BTreeMap<u32, LayerExperts> {
     let of = |&(layer, class): &(u32, usize)| {
         let experts = shard_of(layer, class).1;
-        (layer, LayerExperts { class, quota, slab_len: LEN[class], experts, transform: None })
+        (
+            layer,
+            LayerExperts { class, quota, slab_len: LEN[class], experts, checks: Vec::new(), transform: None },
+        )
     };
     LAYERS.iter().map(of).collect()
 }
@@ -449,7 +452,7 @@ fn transforms_run_on_the_way_in() {
     .unwrap();
     let arena = Arena::new(&[SlabClass { bytes: LEN[0], count: 3 }]).unwrap();
     let transform = Some(Arc::new(Negate { fail_on: Some(byte(3, 7, 0)) }) as _);
-    let layer = LayerExperts { class: 0, quota: 2, slab_len: LEN[0], experts, transform };
+    let layer = LayerExperts { class: 0, quota: 2, slab_len: LEN[0], experts, checks: Vec::new(), transform };
     let config = StoreConfig {
         layers: [(3, layer)].into(),
         staging: vec![1],

@@ -136,6 +136,36 @@ pub enum Verb {
     /// The whole model in one pass, MTP layer and indexer included. A run that was stopped goes on when the same
     /// command is given again; the source is never changed. docs/convert.md says what comes out.
     Convert(ConvertArgs),
+    /// Pack a model into Forebay's own container, or turn a container back
+    ///
+    /// In the container an expert is one aligned read of bytes that can be computed on as they are, and every byte
+    /// has a checksum that is compared when it is read. Nothing is lost: results are the same to the last bit, and
+    /// --to-reference gives back the same tensors. A run that was stopped goes on when the same command is given
+    /// again. docs/format.md describes the container.
+    Pack(PackArgs),
+}
+
+/// `forebay pack`.
+#[derive(Debug, Args)]
+pub struct PackArgs {
+    /// The model folder to read
+    #[arg(value_name = "SRC")]
+    pub source: PathBuf,
+    /// The folder to write to: a new or empty one, or one where the same command was stopped
+    #[arg(value_name = "DST")]
+    pub out: PathBuf,
+    /// Turn the container SRC back into safetensors files
+    #[arg(long)]
+    pub to_reference: bool,
+    /// Threads; each holds one expert [default: the cores that may be used]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// Room to leave free on the disk of DST
+    #[arg(long, value_name = "SIZE", default_value = "1G")]
+    pub margin: ByteSize,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `forebay tune`.

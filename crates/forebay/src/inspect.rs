@@ -94,9 +94,13 @@ fn report(found: &Inspection, options: &EngineOptions, isa: Isa) -> String {
     text.row("model", snapshot.dir.display());
     text.row("family", &spec.family);
     let files = snapshot.catalog.shards().len();
-    let tensors = snapshot.catalog.len();
+    let tensors = snapshot.catalog.stored_tensors();
     text.row("files", format!("{files}, {}; {tensors} tensors", ByteSize(files_bytes(snapshot))));
     let sparse = spec.layers.len() - dense;
+    if let Some(native) = snapshot.catalog.native() {
+        let (version, from) = (forebay_store::native::VERSION, native.header().source.files.len());
+        text.row("container", format!("Forebay, version {version}, packed from {from} weight files"));
+    }
     text.row("layers", format!("{}: {dense} dense, {sparse} with experts", spec.layers.len()));
     let longest = spec.max_context.map_or("not stated".to_owned(), |n| format!("up to {n} tokens"));
     text.row("sizes", format!("hidden {}, vocabulary {}, context {longest}", spec.hidden, spec.vocab));
@@ -181,7 +185,8 @@ fn report_json(found: &Inspection, isa: Isa) -> Value {
         "family": spec.family,
         "files": snapshot.catalog.shards().len(),
         "file_bytes": files_bytes(snapshot),
-        "tensors": snapshot.catalog.len(),
+        "tensors": snapshot.catalog.stored_tensors(),
+        "container": snapshot.catalog.native().map(|_| json!({"version": forebay_store::native::VERSION})),
         "layers": {"total": spec.layers.len(), "dense": dense, "sparse": spec.layers.len() - dense},
         "hidden": spec.hidden,
         "vocabulary": spec.vocab,

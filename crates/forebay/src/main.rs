@@ -2,7 +2,7 @@
 //!
 //! - [`args`]: what can be typed. [`settings`]: what it means. [`failure`]: the exit statuses.
 //! - One module per verb: [`run`], [`chat`], [`inspect`], [`plan`], [`score`], [`mod@bench`], [`doctor`], [`tune`],
-//!   [`synth`], [`get`], [`verify`], [`convert`].
+//!   [`synth`], [`get`], [`verify`], [`convert`], [`mod@pack`].
 //! - What they share: [`load`] a model, read a [`prompt`], show an [`answer`], [`progress`], Ctrl-C in
 //!   [`interrupt`], measurements in [`report`], the end of a run in
 //!   [`closing`] and [`hindsight`], files that a run writes in [`recordings`], the streams in
@@ -28,6 +28,7 @@ mod identity;
 mod inspect;
 mod interrupt;
 mod load;
+mod pack;
 mod plan;
 mod progress;
 mod prompt;
@@ -64,6 +65,7 @@ fn main() -> ExitCode {
         Verb::Get(args) => get::run(args),
         Verb::Verify(args) => verify::run(args),
         Verb::Convert(args) => convert::run(args),
+        Verb::Pack(args) => pack::run(args),
     };
     let Err(failure) = done else { return ExitCode::SUCCESS };
     if let Failure::Error { message, .. } = &failure {

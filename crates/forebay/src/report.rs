@@ -105,6 +105,8 @@ pub fn experts_json(experts: &Counters) -> Value {
         "retries": experts.retries,
         "bytes_read": experts.bytes,
         "read_s": Duration::from_nanos(experts.service_ns).as_secs_f64(),
+        "checked_bytes": experts.checked_bytes,
+        "check_s": Duration::from_nanos(experts.check_ns).as_secs_f64(),
         "wait_s": Duration::from_nanos(experts.wait_ns).as_secs_f64(),
         "read_times": histogram_json(&experts.service),
         "wait_times": histogram_json(&experts.wait),

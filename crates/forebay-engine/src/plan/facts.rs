@@ -41,7 +41,7 @@ impl ModelFacts {
         Self {
             files: shards.len(),
             file_bytes: shards.iter().map(|shard| shard.size).sum(),
-            tensors: snapshot.catalog.len(),
+            tensors: snapshot.catalog.stored_tensors(),
             dense_bytes: stored(&snapshot.resident),
             mtp_dense_bytes: mtp.map_or(0, |part| stored(&part.resident)),
             expert_bytes: snapshot.experts.file_bytes,

@@ -19,7 +19,7 @@ use crate::digests::{Digest, hex};
 use crate::output::FileError;
 use crate::output::file::NewFile;
 use crate::output::folder::free_bytes;
-use crate::output::ordered::in_order;
+use crate::output::ordered::{AHEAD, in_order};
 
 /// Where pieces of files are kept that a later file completes.
 pub const ASIDE: &str = "forebay-convert.parts";
@@ -187,7 +187,7 @@ impl Run<'_> {
             progress(*written, total);
             Ok(())
         };
-        in_order(&output.pieces, self.options.threads, make, take)?;
+        in_order(&output.pieces, self.options.threads, AHEAD, make, take)?;
         Ok(file.publish()?)
     }
 }

@@ -35,10 +35,8 @@ impl NewFile {
     /// Makes sure that the bytes are on the disk, and gives the file its name.
     pub fn publish(mut self) -> Result<(), FileError> {
         self.file.sync_all().map_err(|cause| self.failed("write", cause))?;
-        let renamed = fs::rename(partial(&self.dir, &self.name), self.dir.join(&self.name));
-        renamed.map_err(|cause| self.failed("rename", cause))?;
+        publish(&self.dir, &self.name)?;
         self.published = true;
-        sync_folder(&self.dir);
         Ok(())
     }
 
@@ -58,6 +56,14 @@ impl Drop for NewFile {
 
 fn partial(dir: &Path, name: &str) -> PathBuf {
     dir.join(format!("{name}{PARTIAL}"))
+}
+
+/// Gives the file `name` of `dir`, whose bytes are on the disk under its partial name, its own name.
+pub fn publish(dir: &Path, name: &str) -> Result<(), FileError> {
+    let partial = partial(dir, name);
+    fs::rename(&partial, dir.join(name)).map_err(|cause| FileError::new("rename", &partial, cause))?;
+    sync_folder(dir);
+    Ok(())
 }
 
 /// Writes a small file.

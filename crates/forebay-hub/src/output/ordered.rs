@@ -4,14 +4,16 @@
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 
-/// Pieces that a thread may be ahead of the taker. At any time it holds these, one that waits to be handed over or
-/// is being made, and one may be in the taker's hand.
+/// Pieces that a thread may be ahead of the taker where pieces are small. At any time it holds these, one that waits
+/// to be handed over or is being made, and one may be in the taker's hand.
 pub const AHEAD: usize = 2;
 
-/// Makes every piece with up to `threads` threads and hands each to `take`, in order. Ends at the first error.
+/// Makes every piece with up to `threads` threads, each at most `ahead` pieces ahead, and hands each to `take`, in
+/// order. Ends at the first error.
 pub fn in_order<P: Sync, T: Send, E>(
     pieces: &[P],
     threads: usize,
+    ahead: usize,
     make: impl Fn(&P) -> T + Sync,
     mut take: impl FnMut(&P, T) -> Result<(), E>,
 ) -> Result<(), E> {
@@ -22,7 +24,7 @@ pub fn in_order<P: Sync, T: Send, E>(
         // when nobody takes them any more.
         let makers: Vec<Receiver<T>> = (0..threads)
             .map(|first| {
-                let (give, taken) = sync_channel(AHEAD);
+                let (give, taken) = sync_channel(ahead);
                 let mut mine = pieces.iter().skip(first).step_by(threads);
                 scope.spawn(move || mine.try_for_each(|piece| give.send(make(piece))).is_ok());
                 taken
@@ -51,7 +53,7 @@ mod tests {
                 seen.push(made);
                 Ok::<_, ()>(())
             };
-            in_order(&pieces, threads, |n| n * 2, take).unwrap();
+            in_order(&pieces, threads, AHEAD, |n| n * 2, take).unwrap();
             assert!(seen.iter().enumerate().all(|(n, made)| *made == 2 * n) && seen.len() == 100);
         }
         let made = AtomicUsize::new(0);
@@ -60,8 +62,8 @@ mod tests {
             *n
         };
         let stop = |_: &usize, n| if n < 5 { Ok(()) } else { Err(n) };
-        assert_eq!(in_order(&pieces, 2, count, stop), Err(5));
+        assert_eq!(in_order(&pieces, 2, AHEAD, count, stop), Err(5));
         assert!(made.load(Ordering::Relaxed) <= 6 + 2 * (AHEAD + 1));
-        in_order(&[] as &[usize], 4, |n| *n, |_, _| Err(())).unwrap();
+        in_order(&[] as &[usize], 4, AHEAD, |n| *n, |_, _| Err(())).unwrap();
     }
 }

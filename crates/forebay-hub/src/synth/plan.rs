@@ -11,13 +11,13 @@ use forebay_core::format::FP8_BLOCK;
 use forebay_model::ModelSpec;
 use forebay_model::families::glm;
 use forebay_model::families::roles::{Shape, TensorNeed};
-use serde_json::{Map, json};
 
 use super::error::SynthError;
 use super::matrix::Matrix;
 use super::pool::PoolKey;
 use super::spec::{SynthSpec, TextFiles};
 use super::tune::{Filling, Tuner};
+use crate::safetensors::{self, Describe};
 
 /// Weights of the smallest and the largest pool; in between, a pool is a 64th of what is made from it.
 const POOL_WEIGHTS: std::ops::RangeInclusive<usize> = 1 << 24..=1 << 26;
@@ -52,6 +52,24 @@ pub struct Stored {
     pub bytes: u64,
     dtype: &'static str,
     shape: Vec<usize>,
+}
+
+impl Describe for Stored {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn dtype(&self) -> &str {
+        self.dtype
+    }
+
+    fn shape(&self) -> Vec<u64> {
+        self.shape.iter().map(|size| *size as u64).collect()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
 }
 
 /// One file.
@@ -235,19 +253,10 @@ fn check_groups(asked: Format, cols: usize) -> Result<(), SynthError> {
 }
 
 fn shard(name: String, mut tensors: Vec<Stored>) -> Result<Shard, SynthError> {
-    tensors.sort_by(|a, b| (a.dtype != "F32", &a.name).cmp(&(b.dtype != "F32", &b.name)));
-    let mut entries = Map::new();
-    let mut at = 0u64;
-    for Stored { name, bytes, dtype, shape, .. } in &tensors {
-        let end = at.checked_add(*bytes).ok_or_else(|| SynthError::TooLarge { tensor: name.clone() })?;
-        entries.insert(name.clone(), json!({"dtype": dtype, "shape": shape, "data_offsets": [at, end]}));
-        at = end;
-    }
-    let mut text = serde_json::Value::Object(entries).to_string();
-    text.push_str(&" ".repeat(text.len().next_multiple_of(8) - text.len()));
-    let mut header = (text.len() as u64).to_le_bytes().to_vec();
-    header.extend(text.as_bytes());
-    let bytes = at + header.len() as u64;
+    safetensors::sort(&mut tensors);
+    let header = safetensors::header(&tensors);
+    let header = header.map_err(|tensor| SynthError::TooLarge { tensor: tensor.name.clone() })?;
+    let bytes = tensors.iter().map(|tensor| tensor.bytes).sum::<u64>() + header.len() as u64;
     Ok(Shard { name, tensors, header, bytes })
 }
 

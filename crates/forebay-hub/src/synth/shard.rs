@@ -13,7 +13,7 @@ use super::plan::{Shard, Source, Stored};
 use super::pool::{Pool, PoolKey};
 use super::random::Stream;
 use crate::output::file::NewFile;
-use crate::output::ordered::in_order;
+use crate::output::ordered::{AHEAD, in_order};
 
 /// About how many bytes a thread makes at a time.
 const PIECE_BYTES: usize = 4 << 20;
@@ -56,7 +56,7 @@ impl Maker<'_> {
             written(bytes.len() as u64);
             Ok(())
         };
-        in_order(&pieces, self.threads, |piece| self.make(piece), take)?;
+        in_order(&pieces, self.threads, AHEAD, |piece| self.make(piece), take)?;
         Ok(file.publish()?)
     }
 

@@ -14,6 +14,7 @@ mod throttle;
 #[cfg(target_os = "linux")]
 mod uring;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -48,6 +49,9 @@ pub struct Job {
     pub tag: u64,
     /// What to read. `dst` counts in the slab or, with a transform, in its raw buffer.
     pub segments: Arc<[ReadSegment]>,
+    /// CRC32C that the bytes of the job's only segment must have; what has another comes from the next root,
+    /// or is an error. With several segments there is none.
+    pub check: Option<u32>,
     /// Where the result goes.
     pub slab: Slab,
     /// Bytes of the slab that the job fills; the rest is left alone.
@@ -84,12 +88,46 @@ pub struct JobStats {
     pub retries: u64,
     /// The root that delivered the last segment.
     pub root: usize,
+    /// Bytes whose checksum was compared, copies that turned out to be wrong included.
+    pub checked: u64,
+    /// Time that took; part of `service`.
+    pub checking: Duration,
 }
 
 impl JobStats {
-    fn new(bytes: u64, tally: &Tally, root: usize, start: Instant) -> Self {
+    fn new(bytes: u64, tally: &Tally, checks: Checks, root: usize, start: Instant) -> Self {
         let &Tally { reads, direct_reads, fallbacks, retries } = tally;
-        Self { bytes, reads, service: start.elapsed(), direct_reads, fallbacks, retries, root }
+        let Checks { bytes: checked, time: checking } = checks;
+        let service = start.elapsed();
+        Self { bytes, reads, service, direct_reads, fallbacks, retries, root, checked, checking }
+    }
+}
+
+/// What comparing checksums cost a job.
+#[derive(Clone, Copy, Debug, Default)]
+struct Checks {
+    bytes: u64,
+    time: Duration,
+}
+
+impl Checks {
+    /// Compares the checksum of the bytes that `segment` brought from `path`.
+    fn compare(
+        &mut self,
+        bytes: &[u8],
+        expected: u32,
+        segment: &ReadSegment,
+        path: &Path,
+    ) -> Result<(), ReadError> {
+        let start = Instant::now();
+        let found = crc32c::crc32c(bytes);
+        self.time += start.elapsed();
+        self.bytes += bytes.len() as u64;
+        if found == expected {
+            return Ok(());
+        }
+        let &ReadSegment { offset, len, .. } = segment;
+        Err(ReadError::Checksum { path: path.to_owned(), offset, len, expected, found })
     }
 }
 

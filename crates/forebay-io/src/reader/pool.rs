@@ -9,7 +9,7 @@ use forebay_core::ReadSegment;
 
 use super::queue::{Kind, Pass, Side, Taken};
 use super::throttle::sleep_until;
-use super::{Done, Job, JobStats, Shared, Transform};
+use super::{Checks, Done, Job, JobStats, Shared, Transform};
 use crate::open::Shard;
 use crate::read::{ReadError, step};
 use crate::roots::{End, Source, Tried};
@@ -23,7 +23,7 @@ const SLICE: Duration = Duration::from_millis(50);
 pub(super) fn work(shared: &Shared, side: Side, kind: Kind) {
     let mut scratch = Vec::new();
     while let Some(Taken { job, serial }) = shared.queue.next(side, kind) {
-        let Job { tag, segments, mut slab, len, transform } = job;
+        let Job { tag, segments, check, mut slab, len, transform } = job;
         let mut filling = Filling {
             shared,
             // What compute waits for is read in one go.
@@ -31,6 +31,8 @@ pub(super) fn work(shared: &Shared, side: Side, kind: Kind) {
             pauses: side == Side::Ahead,
             serial,
             tally: Tally::default(),
+            check: check.filter(|_| segments.len() == 1),
+            checks: Checks::default(),
             bytes: 0,
             root: 0,
             start: Instant::now(),
@@ -52,6 +54,8 @@ struct Filling<'s> {
     pauses: bool,
     serial: u64,
     tally: Tally,
+    check: Option<u32>,
+    checks: Checks,
     bytes: u64,
     root: usize,
     start: Instant,
@@ -80,7 +84,7 @@ impl Filling<'_> {
                 })?;
             }
         }
-        Ok(JobStats::new(self.bytes, &self.tally, self.root, self.start))
+        Ok(JobStats::new(self.bytes, &self.tally, self.checks, self.root, self.start))
     }
 
     /// Reads every segment to its place.
@@ -110,6 +114,12 @@ impl Filling<'_> {
             // A file that panics fails like one that cannot be read: another root may do.
             let read = catch_unwind(AssertUnwindSafe(|| self.read_from(source, segment, window, dst)));
             let read = read.unwrap_or_else(|panic| Err(panicked(&source.shard, segment.offset, &*panic)));
+            let read = read.and_then(|()| match self.check {
+                Some(expected) => {
+                    self.checks.compare(&dst[segment.dst_range()], expected, &segment, &source.shard.path)
+                }
+                None => Ok(()),
+            });
             match read {
                 Ok(()) => {
                     sources.settle(booking, End::Delivered, &mut tried);

@@ -22,7 +22,7 @@ use io_uring::{IoUring, Probe, cqueue, opcode, squeue, types};
 
 use super::pool::panic_message;
 use super::queue::{Kind, Pass, Side, Taken};
-use super::{Done, Job, JobStats, Shared};
+use super::{Checks, Done, Job, JobStats, Shared};
 use crate::read::ReadError;
 use crate::roots::{Booking, End, Tried};
 use crate::slab::Slab;
@@ -129,6 +129,8 @@ struct Active {
     base: NonNull<u8>,
     lines: Vec<Line>,
     tally: Tally,
+    check: Option<u32>,
+    checks: Checks,
     bytes: u64,
     root: usize,
     start: Instant,
@@ -336,7 +338,7 @@ impl Drop for Ring {
 
 impl Active {
     fn new(shared: &Shared, side: Side, taken: Taken) -> Self {
-        let Taken { job: Job { tag, segments, mut slab, len, .. }, serial } = taken;
+        let Taken { job: Job { tag, segments, check, mut slab, len, .. }, serial } = taken;
         let error = match shared.target(&segments, &mut slab, len) {
             Ok(_) => shared.check(&segments, len).err(),
             Err(error) => Some(error),
@@ -353,7 +355,8 @@ impl Active {
         let lines = segments.iter().zip(windows(&segments, len)).map(line).collect();
         let base = NonNull::from(&mut slab[..]).cast();
         let (tally, start) = (Tally::default(), Instant::now());
-        Self { serial, tag, side, slab, base, lines, tally, bytes: 0, root: 0, start, error }
+        let (check, checks) = (check.filter(|_| segments.len() == 1), Checks::default());
+        Self { serial, tag, side, slab, base, lines, tally, check, checks, bytes: 0, root: 0, start, error }
     }
 
     fn is_reading(&self) -> bool {
@@ -388,12 +391,21 @@ impl Active {
             && let Some((booking, transfer)) = line.under_way.take()
         {
             self.root = booking.root;
+            if let Some(source) = sources.get(booking.root, shard) {
+                shared.after(source, &transfer);
+                // A checked job has one segment, which is complete: nothing of the slab is in flight.
+                if let Some(expected) = self.check
+                    && let bytes = &self.slab[line.segment.dst_range()]
+                    && let Err(error) =
+                        self.checks.compare(bytes, expected, &line.segment, &source.shard.path)
+                {
+                    line.failed(shared, booking, error);
+                    return None;
+                }
+            }
             sources.settle(booking, End::Delivered, &mut line.tried);
             line.done = true;
             self.bytes += line.segment.len as u64;
-            if let Some(source) = sources.get(self.root, shard) {
-                shared.after(source, &transfer);
-            }
         }
         ask
     }
@@ -441,7 +453,7 @@ impl Active {
             }
         }
         let result = match self.error {
-            None => Ok(JobStats::new(self.bytes, &self.tally, self.root, self.start)),
+            None => Ok(JobStats::new(self.bytes, &self.tally, self.checks, self.root, self.start)),
             Some(error) => Err(error),
         };
         shared.queue.finish(self.serial, Done { tag: self.tag, slab: self.slab, result });

@@ -43,7 +43,7 @@ impl ExpertStore {
 
     /// Asks for experts that the step of layer `layer` will probably want, best guess first.
     /// What is resident, asked for already, or has no staging slab left is passed over. Earlier guesses at the
-    /// layer that are not among them, and whose reading has not begun, are given up.
+    /// layer that are not among them, and are not there yet, are given up.
     pub fn look_ahead(&mut self, layer: u32, experts: &[u32]) {
         let Some(&at) = self.index.get(&layer) else { return };
         self.collect();
@@ -72,22 +72,12 @@ impl ExpertStore {
         }
     }
 
-    /// Gives up what is no longer guessed and has not been begun.
+    /// Gives up what is no longer guessed, unless it is there already: it may have been right.
     fn revise_guesses(&mut self, experts: &[u32]) {
-        for guess in std::mem::take(&mut self.ahead.guesses) {
-            let outdated = guess.arrived.is_none() && !experts.contains(&guess.expert);
-            match outdated.then(|| self.reader.cancel(guess.tag)).flatten() {
-                Some(job) => self.guess_dropped(guess.tag, job.slab),
-                None => self.ahead.guesses.push(guess),
-            }
-        }
-    }
-
-    /// The job of a guess was taken back before it began.
-    fn guess_dropped(&mut self, tag: u64, slab: Slab) {
-        self.flights.remove(&tag);
-        self.counters.ahead_dropped += 1;
-        self.give_back(slab);
+        let outdated = |guess: &Guess| guess.arrived.is_none() && !experts.contains(&guess.expert);
+        let (outdated, kept) = std::mem::take(&mut self.ahead.guesses).into_iter().partition(outdated);
+        self.ahead.guesses = kept;
+        self.forget(outdated);
     }
 
     /// A guess has been read. One that failed is forgotten: the step that wants the expert reads
@@ -107,14 +97,23 @@ impl ExpertStore {
 
     /// Gives the slabs of all guesses back, now or as soon as their reads end.
     pub(super) fn forget_guesses(&mut self) {
-        for guess in std::mem::take(&mut self.ahead.guesses) {
+        let guesses = std::mem::take(&mut self.ahead.guesses);
+        self.forget(guesses);
+    }
+
+    fn forget(&mut self, guesses: Vec<Guess>) {
+        for guess in guesses {
             match guess.arrived {
                 Some((slab, bytes)) => {
                     self.counters.wasted(bytes);
                     self.give_back(slab);
                 }
                 None => match self.reader.cancel(guess.tag) {
-                    Some(job) => self.guess_dropped(guess.tag, job.slab),
+                    Some(job) => {
+                        self.flights.remove(&guess.tag);
+                        self.counters.ahead_dropped += 1;
+                        self.give_back(job.slab);
+                    }
                     None => {
                         self.flights.insert(guess.tag, Flight::Nobody);
                         self.reader.abort(guess.tag);

@@ -35,6 +35,8 @@ pub struct LayerExperts {
     /// Per expert, what to read. Destinations count in the slab or, with a
     /// transform, in its raw buffer.
     pub experts: Vec<Arc<[ReadSegment]>>,
+    /// CRC32C of what each expert's one read brings; empty if the files have none.
+    pub checks: Vec<u32>,
     /// What is done to the bytes on their way into the slab.
     pub transform: Option<Arc<dyn Transform>>,
 }
@@ -87,6 +89,12 @@ pub enum ConfigError {
     NoSegments {
         /// The expert.
         key: ExpertKey,
+    },
+    /// Checksums that do not go with the reads.
+    #[error("layer {layer} has checksums that do not fit its reads; please report this as a bug")]
+    BadChecks {
+        /// The layer.
+        layer: u32,
     },
     /// A read of an expert is empty, names no open shard or ends outside its buffer.
     #[error(
@@ -171,6 +179,11 @@ impl LayerExperts {
             if room > limit {
                 return Err(ConfigError::ScratchTooSmall { layer, needed: room, limit });
             }
+        }
+        let one_each =
+            self.checks.len() == self.experts.len() && self.experts.iter().all(|reads| reads.len() == 1);
+        if !self.checks.is_empty() && !one_each {
+            return Err(ConfigError::BadChecks { layer });
         }
         let shards = reader.shards().len();
         for (expert, segments) in (0..).zip(&self.experts) {

@@ -9,6 +9,7 @@ mod errors;
 mod get;
 mod inspect;
 mod memory;
+mod pack;
 mod plan;
 mod run;
 mod score;

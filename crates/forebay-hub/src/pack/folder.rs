@@ -1,0 +1,132 @@
+//! The folder that is written to: whose it is, what is finished already, and whether the rest fits.
+//!
+//! A file is finished when the progress file says so and its bytes still have the checksums that are written there.
+//! Whatever else a run that was killed left behind is written again.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use forebay_store::folder::UNFINISHED_PACK;
+use forebay_store::json::parse_object;
+use forebay_store::native::header::Checked;
+use serde_json::{Map, Value, json};
+
+use super::error::PackError;
+use super::hex;
+use super::scan::scan;
+use crate::output::file::{self, PARTIAL};
+use crate::output::folder::{free_bytes, lock, names};
+
+/// Held while a process writes.
+const LOCK: &str = "pack.lock";
+
+/// A folder that only this process writes to.
+pub struct Folder {
+    dir: PathBuf,
+    stamp: Value,
+    finished: Map<String, Value>,
+    /// Unlocked when it is closed.
+    _lock: File,
+}
+
+impl Folder {
+    /// Takes `dir`, which is made if it is not there. It must be empty, or hold a part of what `stamp` names.
+    pub fn take(dir: &Path, made_by: &str, identity: &[u8; 32]) -> Result<Self, PackError> {
+        fs::create_dir_all(dir).map_err(|cause| PackError::at("create", dir, cause))?;
+        let found = names(dir)?;
+        let begun = found.contains(UNFINISHED_PACK);
+        // A run that was killed at once leaves only these.
+        let foreign = |name: &&String| *name != LOCK && **name != format!("{UNFINISHED_PACK}{PARTIAL}");
+        if let (false, Some(other)) = (begun, found.iter().find(foreign)) {
+            return Err(PackError::Occupied { dir: dir.to_owned(), found: other.clone() });
+        }
+        let lock = lock(dir, LOCK)?.ok_or_else(|| PackError::Busy { dir: dir.to_owned() })?;
+        let stamp = json!({"made_by": made_by, "version": super::VERSION, "identity": hex(identity)});
+        let mut folder = Self { dir: dir.to_owned(), stamp, finished: Map::new(), _lock: lock };
+        if begun {
+            folder.read_progress()?;
+        } else {
+            folder.write_progress()?;
+        }
+        Ok(folder)
+    }
+
+    /// The folder.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    fn read_progress(&mut self) -> Result<(), PackError> {
+        let path = self.dir.join(UNFINISHED_PACK);
+        let bytes = fs::read(&path).map_err(|cause| PackError::at("read", &path, cause))?;
+        let found = parse_object(&bytes).unwrap_or_default();
+        if found.get("of") != Some(&self.stamp) {
+            return Err(PackError::Other { dir: self.dir.clone() });
+        }
+        if let Some(Value::Object(files)) = found.get("files") {
+            self.finished = files.clone();
+        }
+        Ok(())
+    }
+
+    fn write_progress(&self) -> Result<(), PackError> {
+        let text = json!({"of": self.stamp, "files": self.finished}).to_string();
+        self.write_whole(UNFINISHED_PACK, text.as_bytes())
+    }
+
+    /// The checksums of a file that is finished: those of `parts`, whose checksums are not looked at. `None` if the
+    /// file must be written. It has `size` bytes and begins with `start`.
+    pub fn finished(
+        &self,
+        name: &str,
+        size: u64,
+        start: &[u8],
+        parts: &[Checked],
+    ) -> Result<Option<Vec<u32>>, PackError> {
+        let Some(entry) = self.finished.get(name) else { return Ok(None) };
+        let path = self.dir.join(name);
+        if !fs::metadata(&path).is_ok_and(|found| found.is_file() && found.len() == size) {
+            return Ok(None);
+        }
+        let found = scan(&path, start, parts, size).map_err(|cause| PackError::at("read", &path, cause))?;
+        let same = *entry == json!({"size": size, "crc32c": found.crcs}) && found.stray.is_none();
+        Ok(same.then_some(found.crcs))
+    }
+
+    /// Publishes a file that was written to its partial name, and remembers its checksums.
+    pub fn finish(&mut self, name: &str, size: u64, crcs: &[u32]) -> Result<(), PackError> {
+        file::publish(&self.dir, name)?;
+        self.finished.insert(name.to_owned(), json!({"size": size, "crc32c": crcs}));
+        self.write_progress()
+    }
+
+    /// The name of a file while it is written.
+    pub fn partial(&self, name: &str) -> PathBuf {
+        self.dir.join(format!("{name}{PARTIAL}"))
+    }
+
+    /// Writes a small file.
+    pub fn write_whole(&self, name: &str, bytes: &[u8]) -> Result<(), PackError> {
+        Ok(file::write_whole(&self.dir, name, bytes)?)
+    }
+
+    /// Refuses to begin what the disk has no room for.
+    pub fn check_room(&self, bytes: u64, margin: u64) -> Result<(), PackError> {
+        let needed = bytes.saturating_add(margin);
+        match free_bytes(&self.dir) {
+            Some(free) if bytes > 0 && free < needed => {
+                Err(PackError::NoRoom { dir: self.dir.clone(), needed, free })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Everything is there: takes away what was only needed on the way.
+    pub fn complete(self) -> Result<(), PackError> {
+        let path = self.dir.join(UNFINISHED_PACK);
+        fs::remove_file(&path).map_err(|cause| PackError::at("remove", &path, cause))?;
+        // Still locked, but no longer needed; should it stay, it does no harm.
+        let _ = fs::remove_file(self.dir.join(LOCK));
+        Ok(())
+    }
+}

@@ -1,0 +1,124 @@
+//! What tells one model from another, and what is known of where it came from.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
+
+use forebay_store::catalog::Catalog;
+use forebay_store::native::header::{SideFile, Source, SourceFile};
+use sha2::{Digest, Sha256};
+
+use super::error::PackError;
+
+/// The files beside the weights that belong to a model.
+const SIDE_FILES: [&str; 6] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+];
+/// Pages of each weight file that go into the identity.
+const SAMPLES: u64 = 16;
+/// Bytes of a page.
+const SAMPLE_BYTES: u64 = 4096;
+
+/// The configuration files of `dir`.
+pub fn side_files(dir: &Path) -> Result<Vec<SideFile>, PackError> {
+    let there = SIDE_FILES.into_iter().filter(|name| dir.join(name).exists());
+    let describe = |name: &str| {
+        let path = dir.join(name);
+        let (mut sha, mut crc, mut size) = (Sha256::new(), 0, 0);
+        let mut each = |bytes: &[u8]| {
+            sha.update(bytes);
+            crc = crc32c::crc32c_append(crc, bytes);
+            size += bytes.len() as u64;
+        };
+        read_all(&path, &mut each).map_err(|cause| PackError::at("read", &path, cause))?;
+        Ok(SideFile { name: name.to_owned(), size, crc, sha256: sha.finalize().into() })
+    };
+    there.map(describe).collect()
+}
+
+/// Reads a file in pieces.
+pub fn read_all(path: &Path, each: &mut dyn FnMut(&[u8])) -> std::io::Result<()> {
+    let (mut file, mut piece) = (File::open(path)?, vec![0; 1 << 16]);
+    loop {
+        match file.read(&mut piece)? {
+            0 => return Ok(()),
+            n => each(&piece[..n]),
+        }
+    }
+}
+
+/// A digest over the configuration files, and the name, size, header and some pages of every weight file.
+pub fn identity(catalog: &Catalog, side_files: &[SideFile]) -> Result<[u8; 32], PackError> {
+    let mut sha = Sha256::new_with_prefix(b"forebay pack 1\0");
+    for file in side_files {
+        sha.update(file.name.as_bytes());
+        sha.update(file.sha256);
+    }
+    for shard in catalog.shards() {
+        sha.update(shard.name().as_bytes());
+        sha.update(shard.size.to_le_bytes());
+        sample(&shard.path, shard.size, &mut sha)
+            .map_err(|cause| PackError::at("read", &shard.path, cause))?;
+    }
+    Ok(sha.finalize().into())
+}
+
+/// The header's length and header, and pages all over the file: fine-tunes of one model have equal headers.
+fn sample(path: &Path, size: u64, sha: &mut Sha256) -> std::io::Result<()> {
+    let mut file = File::open(path)?;
+    let mut length = [0; 8];
+    file.read_exact(&mut length)?;
+    let mut take = |offset: u64, len: u64| {
+        let mut bytes = Vec::new();
+        file.seek(SeekFrom::Start(offset))?;
+        (&mut file).take(len).read_to_end(&mut bytes)?;
+        sha.update(&bytes);
+        Ok(())
+    };
+    take(0, u64::from_le_bytes(length).saturating_add(8).min(size))?;
+    (0..SAMPLES).try_for_each(|sample| take(size / SAMPLES * sample, SAMPLE_BYTES))
+}
+
+/// Repository, revision and digests, where the folder is one of the hub's cache: that one is named after the
+/// revision, and its files are links to files that are named after their digests.
+pub fn source(catalog: &Catalog, dir: &Path) -> Source {
+    let real = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
+    let name = |path: Option<&Path>| {
+        path.and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    };
+    let (revision, above) = (name(Some(&real)), real.parent());
+    let repository = name(above.and_then(Path::parent));
+    let repository = repository.strip_prefix("models--").map(|repository| repository.replacen("--", "/", 1));
+    let cached = name(above) == "snapshots" && digits(&revision, 40);
+    let (repository, revision) = match repository.filter(|_| cached) {
+        Some(repository) => (repository, revision),
+        None => Default::default(),
+    };
+    let file = |shard: &forebay_store::catalog::Shard| {
+        let target = shard.path.canonicalize().ok();
+        let in_blobs = name(target.as_deref().and_then(Path::parent)) == "blobs";
+        let sha256 = from_hex(&name(target.as_deref())).filter(|_| in_blobs);
+        SourceFile { name: shard.name(), size: shard.size, sha256 }
+    };
+    Source { repository, revision, files: catalog.shards().iter().map(file).collect() }
+}
+
+fn digits(text: &str, count: usize) -> bool {
+    text.len() == count && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+fn from_hex(text: &str) -> Option<[u8; 32]> {
+    if !digits(text, 64) {
+        return None;
+    }
+    let mut bytes = [0; 32];
+    for (at, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok()?;
+    }
+    Some(bytes)
+}

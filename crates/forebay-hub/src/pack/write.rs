@@ -1,0 +1,264 @@
+//! Writing a container.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use forebay_core::CancelToken;
+use forebay_io::{Access, ReadError, Shard, open_files};
+use forebay_model::{Snapshot, SnapshotOptions};
+use forebay_store::layout::Extent;
+use forebay_store::native::header::{RowChecks, Tensor};
+use forebay_store::native::{HEADER_NAME, Native, preamble};
+
+use super::error::PackError;
+use super::expert;
+use super::folder::Folder;
+use super::plan::Plan;
+use super::{PackOptions, Packed, identity};
+use crate::output::ordered::in_order;
+
+/// Bytes of a resident tensor that are copied at a time.
+const PIECE: u64 = 4 << 20;
+
+/// Packs the model in `source` into `dir`, or what is missing of it.
+///
+/// The bytes do not depend on the number of threads, nor on how often the work was interrupted. `progress` gets the
+/// bytes that are there and those there will be. The header comes last: until then the folder is no model. A run
+/// holds two experts per thread at most, one as it was and one as it will be, and one that is being written.
+///
+/// # Errors
+/// Nothing is written if `source` is no complete model, if `dir` holds anything else, or if its disk has too little
+/// room. After any other error finished files stay, and the next call goes on behind them.
+pub fn pack(
+    source: &Path,
+    dir: &Path,
+    options: PackOptions<'_>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Packed, PackError> {
+    if Native::is_at(source) {
+        return Err(PackError::Packed { dir: source.to_owned() });
+    }
+    let snapshot = Snapshot::open(source, SnapshotOptions::default())?;
+    let mut plan = Plan::new(&snapshot, source)?;
+    let mut done = Packed { total: plan.bytes(), ..Packed::default() };
+    if is_complete(dir, &plan)? {
+        done.kept = plan.header.files.len();
+        return Ok(done);
+    }
+    let mut folder = Folder::take(dir, "forebay pack", &plan.header.identity)?;
+    let paths: Vec<_> = snapshot.catalog.shards().iter().map(|shard| &shard.path).collect();
+    let shards = open_files(&paths, Access::Buffered)?.shards;
+
+    let mut missing = Vec::new();
+    let mut there = 0;
+    for number in 0..plan.header.files.len() {
+        if options.cancel.is_cancelled() {
+            return Err(PackError::Cancelled);
+        }
+        let (file, start) = (&plan.header.files[number], preamble(&plan.header, number));
+        match folder.finished(&file.name, file.size, &start, &plan.header.checked(number))? {
+            Some(crcs) => {
+                there += file.size;
+                plan.header.set_checks(number, &crcs);
+                done.kept += 1;
+            }
+            None => missing.push(number),
+        }
+        progress(there, done.total);
+    }
+    folder.check_room(done.total - there, options.margin)?;
+    for number in missing {
+        let (name, size) = (plan.header.files[number].name.clone(), plan.header.files[number].size);
+        let mut written = |bytes: u64| {
+            there += bytes;
+            progress(there, done.total);
+        };
+        let path = folder.partial(&name);
+        let mut out = Output::create(&path, options.cancel, &mut written)?;
+        out.put(&preamble(&plan.header, number))?;
+        let crcs = match plan.header.layer_in(number) {
+            Some(layer) => records(&plan, layer, &shards, options.threads, &mut out)?,
+            None => residents(&plan, &shards, &mut out)?,
+        };
+        out.finish(size)?;
+        folder.finish(&name, size, &crcs)?;
+        plan.header.set_checks(number, &crcs);
+        done.bytes += size;
+        done.files += 1;
+    }
+    for file in &plan.header.side_files {
+        let mut bytes = Vec::new();
+        let path = source.join(&file.name);
+        let read = identity::read_all(&path, &mut |piece| bytes.extend(piece));
+        read.map_err(|cause| PackError::at("read", &path, cause))?;
+        folder.write_whole(&file.name, &bytes)?;
+    }
+    folder.write_whole(HEADER_NAME, &plan.header.to_bytes())?;
+    // Everything is read back and checked but the weights.
+    Native::open(folder.dir())?;
+    folder.complete()?;
+    Ok(done)
+}
+
+/// Whether `dir` holds just this model, packed to the end.
+fn is_complete(dir: &Path, plan: &Plan) -> Result<bool, PackError> {
+    if !Native::is_at(dir) || dir.join(forebay_store::folder::UNFINISHED_PACK).exists() {
+        return Ok(false);
+    }
+    let found = Native::open(dir)?;
+    match found.header().identity == plan.header.identity {
+        true => Ok(true),
+        false => Err(PackError::Occupied { dir: dir.to_owned(), found: "another model".to_owned() }),
+    }
+}
+
+/// A file that is being written, front to back.
+struct Output<'a> {
+    path: &'a Path,
+    file: BufWriter<File>,
+    at: u64,
+    cancel: &'a CancelToken,
+    written: &'a mut dyn FnMut(u64),
+}
+
+impl<'a> Output<'a> {
+    fn create(
+        path: &'a Path,
+        cancel: &'a CancelToken,
+        written: &'a mut dyn FnMut(u64),
+    ) -> Result<Self, PackError> {
+        let file = File::create(path).map_err(|cause| PackError::at("create", path, cause))?;
+        Ok(Self { path, file: BufWriter::new(file), at: 0, cancel, written })
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<(), PackError> {
+        if self.cancel.is_cancelled() {
+            return Err(PackError::Cancelled);
+        }
+        self.file.write_all(bytes).map_err(|cause| PackError::at("write", self.path, cause))?;
+        self.at += bytes.len() as u64;
+        (self.written)(bytes.len() as u64);
+        Ok(())
+    }
+
+    /// Zeros up to byte `offset`, which is never far.
+    fn pad_to(&mut self, offset: u64) -> Result<(), PackError> {
+        self.put(&vec![0; offset.saturating_sub(self.at) as usize])
+    }
+
+    fn finish(mut self, size: u64) -> Result<(), PackError> {
+        self.pad_to(size)?;
+        let failed = |cause| PackError::at("write", self.path, cause);
+        let file = self.file.into_inner().map_err(|error| failed(error.into_error()))?;
+        file.sync_all().map_err(failed)
+    }
+}
+
+/// Writes the records of a layer; their checksums.
+fn records(
+    plan: &Plan,
+    layer: usize,
+    shards: &[Shard],
+    threads: usize,
+    out: &mut Output<'_>,
+) -> Result<Vec<u32>, PackError> {
+    let (of, sources) = (&plan.header.layers[layer], &plan.experts[layer]);
+    let mut crcs = Vec::with_capacity(sources.len());
+    let make = |&expert: &usize| {
+        let kind = &plan.header.kinds[usize::from(of.records[expert].kind)];
+        let bytes = expert::record(shards, kind, &sources[expert])?;
+        Ok((crc32c::crc32c(&bytes), bytes))
+    };
+    let experts: Vec<usize> = (0..sources.len()).collect();
+    in_order(&experts, threads, 0, make, |expert, made: Result<_, ReadError>| {
+        let (crc, bytes) =
+            made.map_err(|cause| PackError::source(format!("expert {expert} of layer {}", of.layer), cause))?;
+        crcs.push(crc);
+        out.put(&bytes)
+    })?;
+    Ok(crcs)
+}
+
+/// Writes the resident tensors, with their row checksums; the checksums of both.
+fn residents(plan: &Plan, shards: &[Shard], out: &mut Output<'_>) -> Result<Vec<u32>, PackError> {
+    let mut crcs = Vec::new();
+    for (tensor, &from) in plan.header.tensors.iter().zip(&plan.tensors) {
+        out.pad_to(tensor.offset)?;
+        let failed = |cause| PackError::source(&tensor.name, cause);
+        let mut rows = RowSums::of(plan, tensor, shards).map_err(failed)?;
+        let (mut bytes, mut crc) = (Vec::new(), 0);
+        for first in (0..from.len).step_by(PIECE as usize) {
+            let piece = Extent { offset: from.offset + first, len: PIECE.min(from.len - first), ..from };
+            expert::read(shards, piece, &mut bytes).map_err(failed)?;
+            crc = crc32c::crc32c_append(crc, &bytes);
+            if let Some(rows) = &mut rows {
+                rows.add(&bytes);
+            }
+            out.put(&bytes)?;
+        }
+        crcs.push(crc);
+        if let (Some(rows), Some(RowChecks { offset, .. })) = (rows, tensor.row_checks) {
+            out.pad_to(offset)?;
+            crcs.push(crc32c::crc32c(&rows.table));
+            out.put(&rows.table)?;
+        }
+    }
+    Ok(crcs)
+}
+
+/// Checksums of rows whose codes pass by.
+struct RowSums {
+    row_bytes: usize,
+    /// The scales of the whole matrix, and their bytes per row.
+    scales: Vec<u8>,
+    scale_bytes: usize,
+    /// Rows that share a line of scales.
+    rows_per_line: usize,
+    /// The sum of the codes of the row that is passing by, and how many there were.
+    crc: u32,
+    seen: usize,
+    row: usize,
+    table: Vec<u8>,
+}
+
+impl RowSums {
+    /// For a tensor that has them.
+    fn of(plan: &Plan, tensor: &Tensor, shards: &[Shard]) -> Result<Option<Self>, ReadError> {
+        let (Some(weight), Some(_)) = (tensor.weight, tensor.row_checks) else { return Ok(None) };
+        let mut scales = Vec::new();
+        let name = weight.scales_name(&tensor.name);
+        let at = plan.header.tensors.iter().position(|other| Some(&other.name) == name.as_ref());
+        if let Some(at) = at {
+            expert::read(shards, plan.tensors[at], &mut scales)?;
+        }
+        let rows = (weight.rows as usize).max(1);
+        let blocks = weight.format == forebay_core::Format::Fp8Block;
+        let rows_per_line = if blocks { forebay_core::format::FP8_BLOCK } else { 1 };
+        Ok(Some(Self {
+            row_bytes: tensor.len as usize / rows,
+            scale_bytes: scales.len() / rows.div_ceil(rows_per_line),
+            scales,
+            rows_per_line,
+            crc: 0,
+            seen: 0,
+            row: 0,
+            table: Vec::with_capacity(4 * rows),
+        }))
+    }
+
+    fn add(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let (here, rest) = bytes.split_at(bytes.len().min(self.row_bytes - self.seen));
+            self.crc = crc32c::crc32c_append(self.crc, here);
+            self.seen += here.len();
+            bytes = rest;
+            if self.seen == self.row_bytes {
+                let line = self.row / self.rows_per_line * self.scale_bytes;
+                let crc = crc32c::crc32c_append(self.crc, &self.scales[line..line + self.scale_bytes]);
+                self.table.extend(crc.to_le_bytes());
+                (self.crc, self.seen, self.row) = (0, 0, self.row + 1);
+            }
+        }
+    }
+}
