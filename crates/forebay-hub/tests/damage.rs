@@ -8,10 +8,10 @@ use std::path::Path;
 
 use forebay_core::{ByteSize, Format};
 use forebay_engine::{Engine, EngineOptions, inspect};
-use forebay_hub::pack::{Problem, verify_native};
+use forebay_hub::pack::Problem;
 use forebay_model::EmbeddingPlace;
 use forebay_store::native::HEADER_NAME;
-use packed::{files, logits, open, pack, small, write_synth};
+use packed::{files, logits, open, pack, small, verify_native, write_synth};
 use tempfile::TempDir;
 
 /// A packed model, and its source.

@@ -7,13 +7,13 @@ use std::path::Path;
 
 use forebay_core::{ByteSize, CancelToken, Format};
 use forebay_engine::{EngineOptions, IoOptions, inspect};
-use forebay_hub::pack::{self as packer, PackError, verify_native};
+use forebay_hub::pack::{self as packer, PackError};
 use forebay_io::{Access, Backend};
 use forebay_model::{Arith, Capability, EmbeddingPlace, Snapshot, SnapshotOptions};
 use forebay_store::native::header::Layout;
 use forebay_store::native::{HEADER_NAME, Native};
 use forebay_testkit::toy;
-use packed::{demo, files, logits, open, options, pack, small, tensors, unpack, write_synth};
+use packed::{demo, files, logits, open, options, pack, small, tensors, unpack, verify_native, write_synth};
 use tempfile::TempDir;
 
 /// Packs `source` and turns it back; the packed folder.

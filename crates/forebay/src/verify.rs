@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 
 use forebay_core::ByteSize;
 use forebay_hub::digests::{DIGESTS, hex};
+use forebay_hub::pack::verify_native;
 use forebay_hub::verify::hash::{HashError, Origin, compare, expected, files, hash_all};
 use forebay_hub::verify::{Report, census};
 use forebay_kernels::Team;
+use forebay_store::native::Native;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -26,6 +28,9 @@ const MOST_THREADS: usize = 8;
 
 /// Runs the verb.
 pub fn run(args: &VerifyArgs) -> Result<(), Failure> {
+    if Native::is_at(&args.dir) {
+        return container(args);
+    }
     let mut report = census(&args.dir);
     let hashed = match args.hash || args.record {
         // Where there is no folder, there is nothing to read.
@@ -52,6 +57,51 @@ pub fn run(args: &VerifyArgs) -> Result<(), Failure> {
         true => Ok(()),
         false => Err(Failure::Reported { exit: Exit::Model }),
     }
+}
+
+/// A Forebay container says itself what it should be.
+fn container(args: &VerifyArgs) -> Result<(), Failure> {
+    if args.record {
+        return Err(Failure::usage(format!(
+            "{} is a Forebay container, which carries the checksums of its bytes; leave out --record",
+            args.dir.display()
+        )));
+    }
+    let interrupt = Interrupt::install()?;
+    let progress = Progress::start("reading", Unit::Bytes, 0);
+    let findings = interrupt.during(|cancel| {
+        verify_native(&args.dir, args.hash, cancel, &mut |done, total| progress.update(done, total))
+    });
+    drop(progress);
+    let findings = findings.ok_or(Failure::Interrupted)?;
+    let mut out = Output::new();
+    match args.json {
+        true => out.json(&json!({
+            "folder": args.dir.display().to_string(),
+            "container": true,
+            "hashed": args.hash,
+            "sound": findings.is_empty(),
+            "problems": findings.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        }))?,
+        false => {
+            let mut text = String::new();
+            row(&mut text, "container", args.dir.display());
+            for finding in findings.iter().take(SHOWN) {
+                row(&mut text, "bad", finding);
+            }
+            if findings.len() > SHOWN {
+                row(&mut text, "", format!("and {} more; --json lists all", findings.len() - SHOWN));
+            }
+            let verdict = match (findings.len(), args.hash) {
+                (0, true) => "whole: every byte is what was packed".to_owned(),
+                (0, false) => "whole, by its header and sizes (--hash checks every byte)".to_owned(),
+                (count, _) => format!("{count} problems"),
+            };
+            row(&mut text, "verdict", verdict);
+            out.write(&text)?;
+        }
+    }
+    if findings.is_empty() { Ok(()) } else { Err(Failure::Reported { exit: Exit::Model }) }
 }
 
 /// What became of the bytes.

@@ -19,9 +19,15 @@ pub struct Scanned {
 }
 
 /// Reads the file `path`: `start`, then the parts in file order with zeros between and behind them, `size` bytes in
-/// all. The parts' own checksums are not looked at.
-pub fn scan(path: &Path, start: &[u8], parts: &[Checked], size: u64) -> io::Result<Scanned> {
-    let mut reader = Pieces { file: File::open(path)?, piece: Vec::new(), at: 0 };
+/// all. The parts' own checksums are not looked at. `each` gets the bytes of every piece that was read, and may end it.
+pub fn scan(
+    path: &Path,
+    start: &[u8],
+    parts: &[Checked],
+    size: u64,
+    each: &mut dyn FnMut(u64) -> io::Result<()>,
+) -> io::Result<Scanned> {
+    let mut reader = Pieces { file: File::open(path)?, piece: Vec::new(), at: 0, told: each };
     let mut found = Scanned::default();
     let mut at = 0;
     let mut outside = start;
@@ -47,13 +53,14 @@ pub fn scan(path: &Path, start: &[u8], parts: &[Checked], size: u64) -> io::Resu
     Ok(found)
 }
 
-struct Pieces {
+struct Pieces<'a> {
     file: File,
     piece: Vec<u8>,
     at: u64,
+    told: &'a mut dyn FnMut(u64) -> io::Result<()>,
 }
 
-impl Pieces {
+impl Pieces<'_> {
     /// The next `len` bytes, with the place of each run of them.
     fn take(&mut self, mut len: u64, each: &mut dyn FnMut(u64, &[u8])) -> io::Result<()> {
         while len > 0 {
@@ -62,6 +69,7 @@ impl Pieces {
             self.file.read_exact(&mut self.piece)?;
             each(self.at, &self.piece);
             self.at += here as u64;
+            (self.told)(here as u64)?;
             len -= here as u64;
         }
         Ok(())

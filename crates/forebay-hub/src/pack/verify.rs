@@ -2,7 +2,10 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::io;
 use std::path::Path;
+
+use forebay_core::CancelToken;
 
 use forebay_store::native::header::{Checked, Header};
 use forebay_store::native::{
@@ -50,7 +53,7 @@ pub enum Problem {
         offset: u64,
     },
     /// The file cannot be read to its end.
-    Unreadable(std::io::Error),
+    Unreadable(io::Error),
     /// The header does not name the file.
     Stray,
 }
@@ -85,8 +88,15 @@ impl fmt::Display for Finding {
 
 /// Compares the container in `dir` with its header: the header itself, the configuration files, names and sizes of
 /// all files, the first pages of weight files; with `hash`, every byte. What is found is told in this order; a header
-/// that cannot be used ends the search.
-pub fn verify_native(dir: &Path, hash: bool) -> Vec<Finding> {
+/// that cannot be used ends the search. `progress` gets the bytes of weights that were read, and all there are.
+///
+/// `None` if it was cancelled.
+pub fn verify_native(
+    dir: &Path,
+    hash: bool,
+    cancel: &CancelToken,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Option<Vec<Finding>> {
     let refused = |file: &str, error| Finding {
         file: file.to_owned(),
         what: String::new(),
@@ -94,7 +104,7 @@ pub fn verify_native(dir: &Path, hash: bool) -> Vec<Finding> {
     };
     let header = match Native::read_header(dir) {
         Ok(header) => header,
-        Err(error) => return vec![refused(HEADER_NAME, error)],
+        Err(error) => return Some(vec![refused(HEADER_NAME, error)]),
     };
     let mut findings = strays(dir, &header);
     for file in &header.side_files {
@@ -117,16 +127,27 @@ pub fn verify_native(dir: &Path, hash: bool) -> Vec<Finding> {
             Ok(()) => {}
         }
     }
+    let total = header.files.iter().fold(0u64, |sum, file| sum.saturating_add(file.size));
+    let mut done = 0;
+    let mut each = |bytes| {
+        done += bytes;
+        progress(done, total);
+        // Whatever error: it is asked for below why it ended.
+        if cancel.is_cancelled() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
+    };
     for (number, file) in header.files.iter().enumerate() {
+        if cancel.is_cancelled() {
+            return None;
+        }
         if let Err(error) = expect_size(dir, &file.name, file.size) {
             findings.push(refused(&file.name, error));
         } else if hash {
-            findings.extend(every_byte(dir, &header, number));
+            findings.extend(every_byte(dir, &header, number, &mut each));
         } else if let Err(error) = read_preamble(dir, &header, number) {
             findings.push(refused(&file.name, error));
         }
     }
-    findings
+    (!cancel.is_cancelled()).then_some(findings)
 }
 
 fn strays(dir: &Path, header: &Header) -> Vec<Finding> {
@@ -145,11 +166,16 @@ fn strays(dir: &Path, header: &Header) -> Vec<Finding> {
         .collect()
 }
 
-fn every_byte(dir: &Path, header: &Header, number: usize) -> Vec<Finding> {
+fn every_byte(
+    dir: &Path,
+    header: &Header,
+    number: usize,
+    each: &mut dyn FnMut(u64) -> io::Result<()>,
+) -> Vec<Finding> {
     let file = &header.files[number];
     let of = |what: String, problem| Finding { file: file.name.clone(), what, problem };
     let parts = header.checked(number);
-    let scanned = match scan(&dir.join(&file.name), &preamble(header, number), &parts, file.size) {
+    let scanned = match scan(&dir.join(&file.name), &preamble(header, number), &parts, file.size, each) {
         Ok(scanned) => scanned,
         Err(error) => return vec![of(String::new(), Problem::Unreadable(error))],
     };

@@ -93,3 +93,9 @@ pub fn open(dir: &Path, options: EngineOptions) -> Result<Engine, String> {
     let options = EngineOptions { context: Some(64), threads: Some(1), ..options };
     Engine::open(dir, options, &mut |_, _| {}).map_err(|error| error.to_string())
 }
+
+/// What is wrong with a container.
+pub fn verify_native(dir: &Path, hash: bool) -> Vec<forebay_hub::pack::Finding> {
+    let verified = forebay_hub::pack::verify_native(dir, hash, &CancelToken::new(), &mut |_, _| {});
+    verified.expect("nobody cancels")
+}

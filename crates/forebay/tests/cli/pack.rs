@@ -34,6 +34,11 @@ fn a_packed_model_answers_as_before() {
             "0",
             "--memory",
             "60M",
+            // A guess that is given up half read is read, and not checked.
+            "--look-ahead",
+            "off",
+            "--warm-up",
+            "off",
             "--json",
             "What is 2+2?",
         ];
@@ -53,10 +58,25 @@ fn a_packed_model_answers_as_before() {
     assert_eq!(found["container"]["version"], 1);
     assert_eq!(found["formats"], forebay(&["inspect", "--json", source]).ok().json()["formats"]);
     assert!(forebay(&["plan", packed]).ok().stdout.contains("experts"));
+    assert!(forebay(&["verify", packed]).ok().stdout.contains("whole, by its header"));
+    assert!(forebay(&["verify", packed, "--hash"]).ok().stdout.contains("every byte is what was packed"));
+    forebay(&["verify", packed, "--record"]).fails(2, &["leave out --record"]);
     forebay(&["pack", packed, back, "--to-reference", "--margin", "0"]).ok();
     assert_eq!(score(source)["perplexity"], score(back)["perplexity"]);
     forebay(&["pack", packed, back]).fails(2, &["container already", "--to-reference"]);
     forebay(&["pack", source, back, "--to-reference"]).fails(2, &["not a Forebay container"]);
+    // One wrong byte in the largest file: found by its checksum, which names the place.
+    let weights = files(Path::new(packed)).into_iter().max_by_key(|(_, bytes)| bytes.len());
+    let (name, mut bytes) = weights.unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(Path::new(packed).join(&name), bytes).unwrap();
+    let done = forebay(&["verify", packed, "--hash", "--json"]);
+    let found = done.json();
+    assert_eq!((done.code, &found["sound"]), (3, &false.into()));
+    assert_eq!(found["problems"].as_array().unwrap().len(), 1);
+    let problem = found["problems"][0].as_str().unwrap();
+    assert!(problem.contains(&name) && problem.contains("checksum"), "{problem}");
 }
 
 /// Killed as no program can prevent, at growing times from the start, and given again each time.
