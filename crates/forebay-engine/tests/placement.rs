@@ -57,6 +57,11 @@ fn bytes(budget: Budget, dir: &Path, options: &EngineOptions) -> ByteSize {
 
 /// A digest of every logit of the job, bit by bit.
 fn run(dir: &Path, tokens: &[u32], base: EngineOptions, way: Way) -> u64 {
+    run_from(dir, &[], tokens, base, way)
+}
+
+/// The same with copies of the files elsewhere.
+fn run_from(dir: &Path, mirrors: &[PathBuf], tokens: &[u32], base: EngineOptions, way: Way) -> u64 {
     let mut options = EngineOptions {
         threads: Some(way.threads),
         chunk: Some(way.chunk),
@@ -69,7 +74,7 @@ fn run(dir: &Path, tokens: &[u32], base: EngineOptions, way: Way) -> u64 {
         ..base
     };
     options.memory = Some(bytes(way.budget, dir, &options));
-    let mut engine = Engine::open(dir, options, &mut |_, _| {}).unwrap();
+    let mut engine = Engine::open_mirrored(dir, mirrors, options, &mut |_, _| {}).unwrap();
     let mut session = Session::new(&engine);
     if way.warm {
         session.run_tokens(&mut engine, tokens, &CancelToken::new(), &mut |_, _| {}).unwrap();
@@ -181,6 +186,24 @@ fn the_packed_model_gives_the_bits_of_the_other_one() {
         let [one, other] = [dir.path(), packed.path()].map(|dir| run(dir, &toy_tokens(), base, ways[0]));
         assert_eq!(one, other, "{arith}");
     }
+}
+
+/// From two folders at once, whichever is expected to be faster for an expert.
+#[test]
+fn copies_on_other_disks_give_the_same_bits() {
+    let (dir, copy) = (toy_dir(), tempfile::tempdir().unwrap());
+    for entry in std::fs::read_dir(dir.path()).unwrap().map(Result::unwrap) {
+        std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
+    }
+    let (base, tokens) = (EngineOptions::default(), toy_tokens());
+    let mirrors = [copy.path().to_owned()];
+    let mut digests: BTreeMap<u64, Vec<Way>> = BTreeMap::new();
+    for way in every_way(&[64]) {
+        digests.entry(run_from(dir.path(), &mirrors, &tokens, base, way)).or_default().push(way);
+    }
+    assert_eq!(digests.len(), 1, "{digests:#?}");
+    let alone = run(dir.path(), &tokens, base, every_way(&[64])[0]);
+    assert_eq!(digests.into_keys().next(), Some(alone));
 }
 
 /// Experts quantised as they arrive are as independent of placement as stored ones.
