@@ -127,10 +127,13 @@ impl ExpertStore {
         let layer = &mut self.layers[at];
         let warming = layer.warming.iter().find(|warming| warming.tag == tag);
         let warming = warming.map(|warming| (warming.expert, warming.slot));
-        if let (Some((expert, slot)), Ok(stats)) = (warming, result)
-            && !layer.cache.move_in(expert, slot)
-        {
-            self.counters.warm_up_wasted_bytes += stats.bytes;
+        if let (Some((expert, slot)), Ok(stats)) = (warming, result) {
+            // A step may have put another slab there meanwhile and given its expert up: the slot is free
+            // again, and what lies in it is not this expert.
+            let in_place = layer.slots.get(slot).is_some_and(Option::is_none);
+            if !in_place || !layer.cache.move_in(expert, slot) {
+                self.counters.warm_up_wasted_bytes += stats.bytes;
+            }
         }
         self.warming_ended(at, tag, slab);
     }
