@@ -12,7 +12,7 @@ use forebay_store::json::JsonError;
 use forebay_store::layout::LayoutError;
 use forebay_store::shard::ShardError;
 
-use crate::digests::DigestError;
+use crate::known::KnownError;
 use crate::output::FileError;
 
 /// Why a model was not converted. `Display` is complete on its own.
@@ -31,9 +31,9 @@ pub enum ConvertError {
     /// A file of the source cannot be used.
     #[error(transparent)]
     Shard(#[from] ShardError),
-    /// The source's recorded digests cannot be used.
+    /// What is known of the source's bytes cannot be used.
     #[error(transparent)]
-    Digests(#[from] DigestError),
+    Known(#[from] KnownError),
     /// Weights that the config asks for are missing or malformed.
     #[error("{first}{}", others(*.count))]
     Layout {

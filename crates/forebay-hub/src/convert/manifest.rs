@@ -4,17 +4,17 @@
 //! still what the manifest says: same size and time of writing, or same hash.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use forebay_store::json::parse_object;
 use serde_json::{Map, Value, json};
-use sha2::{Digest as _, Sha256};
 
 use super::error::ConvertError;
 use super::source::modified;
-use crate::digests::{Digest, hex, is_sha256, write_json};
+use crate::digest::{FileDigest, hash_file};
+use crate::digests::write_json;
 use crate::output::folder::changes;
 
 /// The name of the file.
@@ -31,7 +31,7 @@ const SHOWN: usize = 6;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Done {
     /// Its size and hash.
-    pub digest: Digest,
+    pub digest: FileDigest,
     /// When it was written, in nanoseconds since 1970.
     pub modified: u128,
 }
@@ -80,8 +80,9 @@ impl Manifest {
     /// Writes it.
     pub fn write(&self) -> Result<(), ConvertError> {
         let entry = |done: &Done| {
-            let Done { digest, modified } = done;
-            json!({"size": digest.size, "sha256": digest.sha256, "modified": modified.to_string()})
+            let mut entry = done.digest.json();
+            entry["modified"] = json!(done.modified.to_string());
+            entry
         };
         let done: Map<_, _> = self.done.iter().map(|(name, done)| (name.clone(), entry(done))).collect();
         let mut map = Map::from_iter([(VERSION_KEY.to_owned(), json!(VERSION))]);
@@ -91,7 +92,7 @@ impl Manifest {
     }
 
     /// Enters a file that is complete, and writes the manifest.
-    pub fn complete(&mut self, name: &str, digest: Digest) -> Result<(), ConvertError> {
+    pub fn complete(&mut self, name: &str, digest: FileDigest) -> Result<(), ConvertError> {
         let modified = modified(&self.dir.join(name))?;
         self.done.insert(name.to_owned(), Done { digest, modified });
         self.write()
@@ -110,7 +111,8 @@ impl Manifest {
             return Ok(true);
         }
         // Copied, or touched: its bytes decide.
-        let same = hash(&path)? == done.digest.sha256;
+        let found = hash_file(&path, done.digest.digest.algorithm(), &mut |_| true)?;
+        let same = found.as_ref() == Some(&done.digest);
         if same {
             done.modified = now;
         }
@@ -119,24 +121,6 @@ impl Manifest {
 }
 
 fn done(entry: &Value) -> Option<Done> {
-    let text = |key: &str| entry.get(key).and_then(Value::as_str);
-    let sha256 = text("sha256").filter(|text| is_sha256(text))?.to_owned();
-    let digest = Digest { size: entry.get("size")?.as_u64()?, sha256 };
-    Some(Done { digest, modified: text("modified")?.parse().ok()? })
-}
-
-fn hash(path: &Path) -> Result<String, ConvertError> {
-    let mut hash = Sha256::new();
-    let mut read = || {
-        let mut file = File::open(path)?;
-        let mut block = vec![0; 1 << 20];
-        loop {
-            match file.read(&mut block)? {
-                0 => return Ok(()),
-                n => hash.update(&block[..n]),
-            }
-        }
-    };
-    read().map_err(|cause| ConvertError::at("read", path, cause))?;
-    Ok(hex(&hash.finalize()))
+    let modified = entry.get("modified")?.as_str()?.parse().ok()?;
+    Some(Done { digest: FileDigest::parse(entry)?, modified })
 }

@@ -26,14 +26,14 @@ use forebay_model::families::glm;
 use forebay_store::config::ConfigFile;
 use forebay_store::json::parse_object;
 use serde_json::{Map, Value, json};
-use sha2::{Digest as _, Sha256};
 
 pub use error::ConvertError;
 pub use plan::Plan;
 pub use source::{LocalFolder, Source, SourceFile};
 pub use targets::Targets;
 
-use crate::digests::{Digest, Digests, hex};
+use crate::digest::{Digest, FileDigest};
+use crate::digests::Digests;
 use crate::output::file::{PARTIAL, write_whole};
 use crate::output::folder::{lock, names};
 use manifest::{MANIFEST, Manifest};
@@ -145,7 +145,7 @@ impl Job {
             "formats": targets.json(),
             "mtp": mtp,
             "indexer": indexer,
-            "config": hex(&Sha256::digest(&self.config)),
+            "config": Digest::sha256_of(&self.config).hex(),
             "source": source,
             "source_files": self.files.len(),
         }) else {
@@ -199,8 +199,7 @@ impl Job {
         }
         let config = [("config.json", self.config.clone())];
         for (name, bytes) in small.iter().chain(&config) {
-            let sha256 = hex(&Sha256::digest(bytes));
-            digests.insert((*name).to_owned(), Digest { size: bytes.len() as u64, sha256 });
+            digests.insert((*name).to_owned(), FileDigest::sha256_of(bytes));
         }
         for (name, bytes) in &small {
             put(dir, name, bytes)?;

@@ -9,7 +9,7 @@ use forebay_store::folder;
 use forebay_store::shard::{HeaderTensor, read_header};
 
 use super::error::ConvertError;
-use crate::digests::Digests;
+use crate::known::Known;
 
 /// The largest of the small files that are copied.
 const MAX_TEXT_BYTES: u64 = 256 << 20;
@@ -74,12 +74,12 @@ impl Source for LocalFolder {
             let (dir, advice) = (self.dir.clone(), folder::advice(&self.dir));
             return Err(CatalogError::NoShards { dir, advice }.into());
         }
-        let digests = Digests::read(&self.dir)?.unwrap_or_default();
+        let digests = Known::of_folder(&self.dir)?.digests;
         let describe = |path: &PathBuf| {
             let (size, tensors) = read_header(path)?;
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let identity = match digests.0.get(&name).filter(|digest| digest.size == size) {
-                Some(digest) => format!("sha256:{}", digest.sha256),
+                Some(known) => known.digest.to_string(),
                 None => format!("modified:{}", modified(path)?),
             };
             Ok(SourceFile { name, size, tensors, identity })

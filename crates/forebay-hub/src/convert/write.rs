@@ -7,7 +7,6 @@ use forebay_core::CancelToken;
 use forebay_core::quant::Encoded;
 use forebay_store::layout::Extent;
 use forebay_store::shard::read_header;
-use sha2::{Digest as _, Sha256};
 
 use super::Options;
 use super::error::ConvertError;
@@ -15,7 +14,7 @@ use super::input::Inputs;
 use super::manifest::Manifest;
 use super::plan::{Output, Piece, Plan, encode};
 use super::source::{Source, SourceFile};
-use crate::digests::{Digest, hex};
+use crate::digest::{Algorithm, FileDigest, Hasher};
 use crate::output::FileError;
 use crate::output::file::NewFile;
 use crate::output::folder::free_bytes;
@@ -158,7 +157,7 @@ impl Run<'_> {
         }
     }
 
-    fn write(&mut self, output: &Output, inputs: &Inputs) -> Result<Digest, ConvertError> {
+    fn write(&mut self, output: &Output, inputs: &Inputs) -> Result<FileDigest, ConvertError> {
         let mut file = HashedFile::create(self.dir, &output.name)?;
         file.write(&output.header)?;
         let total = self.plan.bytes();
@@ -203,13 +202,13 @@ fn aside_name(file: usize) -> String {
 /// A new file and the hash of what was written to it.
 struct HashedFile {
     file: NewFile,
-    hash: Sha256,
+    hash: Hasher,
     size: u64,
 }
 
 impl HashedFile {
     fn create(dir: &Path, name: &str) -> Result<Self, FileError> {
-        Ok(Self { file: NewFile::create(dir, name)?, hash: Sha256::new(), size: 0 })
+        Ok(Self { file: NewFile::create(dir, name)?, hash: Hasher::new(Algorithm::Sha256, 0), size: 0 })
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), FileError> {
@@ -218,9 +217,9 @@ impl HashedFile {
         self.file.write(bytes)
     }
 
-    fn publish(self) -> Result<Digest, FileError> {
+    fn publish(self) -> Result<FileDigest, FileError> {
         self.file.publish()?;
-        Ok(Digest { size: self.size, sha256: hex(&self.hash.finalize()) })
+        Ok(FileDigest { size: self.size, digest: self.hash.finish() })
     }
 }
 

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use forebay_core::ByteSize;
 
+use crate::output::FileError;
+
 /// Why a model, a file or a part of one was not fetched.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -324,6 +326,12 @@ pub enum GetError {
     /// The user stopped it.
     #[error("stopped; what has arrived is kept, and the same command goes on")]
     Cancelled,
+}
+
+impl From<FileError> for GetError {
+    fn from(error: FileError) -> Self {
+        Self::at(error.action, &error.path, error.cause)
+    }
 }
 
 impl GetError {

@@ -12,8 +12,8 @@ pub struct VerifyArgs {
     /// The model folder
     #[arg(value_name = "DIR")]
     pub dir: PathBuf,
-    /// Also read every byte and compare it with the recorded digests (forebay-digests.json, or the names of the blobs
-    /// in a Hugging Face cache)
+    /// Also read every byte and compare it with the digests that are known: from `forebay get`, from
+    /// forebay-digests.json, from the names of the blobs in a Hugging Face cache
     ///
     /// This fills the page cache with the model: never do it right before measuring a cold start. A run that was
     /// stopped goes on when the same command is given again.

@@ -129,7 +129,7 @@ impl From<ConvertError> for Failure {
             | ConvertError::Json(_)
             | ConvertError::Catalog(_)
             | ConvertError::Shard(_)
-            | ConvertError::Digests(_)
+            | ConvertError::Known(_)
             | ConvertError::Layout { .. }
             | ConvertError::Quantised { .. }
             | ConvertError::Nvfp4 { .. }

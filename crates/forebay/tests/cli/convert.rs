@@ -56,8 +56,8 @@ fn a_checkpoint_is_converted_checked_and_run() {
 
     let verified = forebay(&["verify", arg(out.path()), "--hash", "--json"]).ok().json();
     assert_eq!(
-        (&verified["sound"], &verified["hash"]["origin"]),
-        (&true.into(), &"recorded".into()),
+        (&verified["sound"], &verified["hash"]["origins"]),
+        (&true.into(), &serde_json::json!(["recorded"])),
         "{verified:#}"
     );
     let shown = forebay(&["verify", arg(out.path())]).ok().stdout;
