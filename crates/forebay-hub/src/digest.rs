@@ -114,9 +114,9 @@ pub struct FileDigest {
 }
 
 impl FileDigest {
-    /// Size and SHA-256 of a file with these bytes.
-    pub fn sha256_of(bytes: &[u8]) -> Self {
-        Self { size: bytes.len() as u64, digest: Digest::sha256_of(bytes) }
+    /// Size and digest of a file with these bytes.
+    pub fn of(algorithm: Algorithm, bytes: &[u8]) -> Self {
+        Self { size: bytes.len() as u64, digest: Digest::of(algorithm, bytes) }
     }
 
     /// As in `{"size": 7, "sha256": "64 digits"}`; `git` for the id of a blob.

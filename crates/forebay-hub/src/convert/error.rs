@@ -12,6 +12,7 @@ use forebay_store::json::JsonError;
 use forebay_store::layout::LayoutError;
 use forebay_store::shard::ShardError;
 
+use crate::get::GetError;
 use crate::known::KnownError;
 use crate::output::FileError;
 
@@ -175,6 +176,20 @@ pub enum ConvertError {
         /// The file.
         path: PathBuf,
     },
+    /// A file of the source is not what was recorded of it.
+    #[error(
+        "{} {difference}: these are not the bytes that were recorded; get it again, or, if you changed it yourself, \
+         remove what was recorded (forebay-digests.json, or .forebay/get.json)", path.display()
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What was found and what was expected.
+        difference: String,
+    },
+    /// A file of the source could not be fetched.
+    #[error(transparent)]
+    Get(GetError),
     /// A source that hands out one file at a time could not give one.
     #[error("{name}: {what}")]
     Source {
@@ -250,6 +265,15 @@ impl From<FileError> for ConvertError {
         let full = error.is_full();
         let FileError { action, path, cause } = error;
         if full { Self::Full { path, cause } } else { Self::Io { action, path, cause } }
+    }
+}
+
+impl From<GetError> for ConvertError {
+    fn from(error: GetError) -> Self {
+        match error {
+            GetError::Cancelled => Self::Cancelled,
+            other => Self::Get(other),
+        }
     }
 }
 

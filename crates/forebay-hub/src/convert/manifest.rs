@@ -24,6 +24,10 @@ const VERSION_KEY: &str = "forebay_convert";
 /// Grows when the same source and options give other bytes.
 const VERSION: u64 = 1;
 
+/// The keys of where the source was, and of what of it was compared with its digest.
+const FROM: &str = "from";
+const VERIFIED: &str = "verified";
+
 /// Differences that a message names.
 const SHOWN: usize = 6;
 
@@ -42,15 +46,20 @@ pub struct Manifest {
     dir: PathBuf,
     /// Source and options.
     stamp: Map<String, Value>,
+    /// Where the source is; another place with the same files will do.
+    from: String,
+    /// Files of the source whose bytes were compared with what was known of them, with the digest.
+    pub verified: BTreeMap<String, String>,
     /// Complete files by their path within the folder.
     pub done: BTreeMap<String, Done>,
 }
 
 impl Manifest {
     /// The manifest of a conversion with this stamp into `dir`; what an earlier run did if it was begun before.
-    pub fn open(dir: &Path, stamp: Map<String, Value>) -> Result<Self, ConvertError> {
+    pub fn open(dir: &Path, stamp: Map<String, Value>, from: &Path) -> Result<Self, ConvertError> {
         let path = dir.join(MANIFEST);
-        let mut manifest = Self { dir: dir.to_owned(), stamp, done: BTreeMap::new() };
+        let (dir, from) = (dir.to_owned(), from.display().to_string());
+        let mut manifest = Self { dir, stamp, from, verified: BTreeMap::new(), done: BTreeMap::new() };
         let bytes = match fs::read(&path) {
             Ok(bytes) => bytes,
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(manifest),
@@ -68,7 +77,10 @@ impl Manifest {
                 changed.truncate(SHOWN);
                 changed.push(format!("and {more} more"));
             }
-            return Err(ConvertError::OtherOptions { dir: dir.to_owned(), changed: changed.join(", ") });
+            return Err(ConvertError::OtherOptions { dir: manifest.dir, changed: changed.join(", ") });
+        }
+        for (name, digest) in map.get(VERIFIED).and_then(Value::as_object).into_iter().flatten() {
+            manifest.verified.extend(digest.as_str().map(|digest| (name.clone(), digest.to_owned())));
         }
         for (name, entry) in map.get("done").and_then(Value::as_object).into_iter().flatten() {
             let entry = done(entry).ok_or_else(|| malformed(format!("the entry {name:?} is malformed")))?;
@@ -86,7 +98,9 @@ impl Manifest {
         };
         let done: Map<_, _> = self.done.iter().map(|(name, done)| (name.clone(), entry(done))).collect();
         let mut map = Map::from_iter([(VERSION_KEY.to_owned(), json!(VERSION))]);
+        map.insert(FROM.to_owned(), json!(self.from));
         map.extend(self.stamp.clone());
+        map.insert(VERIFIED.to_owned(), json!(self.verified));
         map.insert("done".to_owned(), Value::Object(done));
         Ok(write_json(&self.dir, MANIFEST, &Value::Object(map))?)
     }
@@ -118,6 +132,12 @@ impl Manifest {
         }
         Ok(same)
     }
+}
+
+/// Where the source is that a conversion into `dir` was begun from, if there is a record that says so.
+pub fn begun_from(dir: &Path) -> Option<String> {
+    let map = parse_object(&fs::read(dir.join(MANIFEST)).ok()?).ok()?;
+    map.get(FROM)?.as_str().map(str::to_owned)
 }
 
 fn done(entry: &Value) -> Option<Done> {

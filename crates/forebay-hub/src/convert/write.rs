@@ -13,6 +13,7 @@ use super::error::ConvertError;
 use super::input::Inputs;
 use super::manifest::Manifest;
 use super::plan::{Output, Piece, Plan, encode};
+use super::source::hub::WORK;
 use super::source::{Source, SourceFile};
 use crate::digest::{Algorithm, FileDigest, Hasher};
 use crate::output::FileError;
@@ -48,8 +49,10 @@ impl Run<'_> {
                 false => missing.push(output),
             }
         }
-        let left = missing.iter().map(|output| output.bytes).sum();
-        self.check_room(left)?;
+        let left: u64 = missing.iter().map(|output| output.bytes).sum();
+        let fetched =
+            (0..self.files.len()).map(|file| source.room(file)).max().filter(|_| !missing.is_empty());
+        self.check_room(u64::saturating_add(left, fetched.unwrap_or(0)))?;
         for file in 0..self.files.len() {
             let output = missing.iter().find(|output| output.source == file).copied();
             let aside = self.set_aside(source, file, &missing)?;
@@ -58,10 +61,8 @@ impl Run<'_> {
             }
             let parts =
                 output.map_or(0, |output| output.bytes) + aside.iter().map(|part| part.len).sum::<u64>();
-            let fetched = if source.keeps_files() { 0 } else { self.files[file].size };
-            self.check_room(parts.saturating_add(fetched))?;
-            let path = source.take(file)?;
-            self.check_unchanged(&path, &self.files[file])?;
+            self.check_room(parts.saturating_add(source.room(file)))?;
+            let path = self.take(source, file)?;
             if !aside.is_empty() {
                 self.copy_aside(file, &path, &aside)?;
             }
@@ -118,7 +119,12 @@ impl Run<'_> {
 
     /// Opens what `output` is made of: its own file of the source, and of earlier ones either the files or what was
     /// set aside.
-    fn inputs(&self, source: &mut dyn Source, output: &Output, path: &Path) -> Result<Inputs, ConvertError> {
+    fn inputs(
+        &mut self,
+        source: &mut dyn Source,
+        output: &Output,
+        path: &Path,
+    ) -> Result<Inputs, ConvertError> {
         let mut inputs = Inputs::default();
         inputs.add_whole(output.source as u32, path)?;
         let extents = output.items.iter().flat_map(|item| item.from.extents());
@@ -127,8 +133,7 @@ impl Run<'_> {
         earlier.dedup();
         for file in earlier.into_iter().filter(|file| *file != output.source) {
             if source.keeps_files() {
-                let path = source.take(file)?;
-                self.check_unchanged(&path, &self.files[file])?;
+                let path = self.take(source, file)?;
                 inputs.add_whole(file as u32, &path)?;
             } else {
                 let path = self.dir.join(aside_name(file));
@@ -136,6 +141,17 @@ impl Run<'_> {
             }
         }
         Ok(inputs)
+    }
+
+    /// Makes a file of the source readable, and notes what its bytes were compared with.
+    fn take(&mut self, source: &mut dyn Source, file: usize) -> Result<PathBuf, ConvertError> {
+        let path = source.take(file, self.cancel)?;
+        let planned = &self.files[file];
+        self.check_unchanged(&path, planned)?;
+        if let Some(digest) = &planned.digest {
+            self.manifest.verified.insert(planned.name.clone(), digest.to_string());
+        }
+        Ok(path)
     }
 
     /// The header says where everything is: it must be the one that was planned with.
@@ -225,9 +241,7 @@ impl HashedFile {
 
 /// Removes what only an unfinished conversion needs. Should it stay, it does no harm.
 pub fn tidy(dir: &Path) {
-    let _ = fs::remove_dir_all(aside_folder(dir));
-}
-
-fn aside_folder(dir: &Path) -> PathBuf {
-    dir.join(ASIDE)
+    for folder in [ASIDE, WORK] {
+        let _ = fs::remove_dir_all(dir.join(folder));
+    }
 }

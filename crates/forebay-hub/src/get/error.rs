@@ -203,6 +203,16 @@ pub enum GetError {
         /// Bytes listed.
         size: u64,
     },
+    /// What is in a weight file cannot be seen from its first bytes.
+    #[error(
+        "the header of {file:?} cannot be used: {why}; name another revision, or a repository of safetensors files"
+    )]
+    Header {
+        /// The file.
+        file: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
     /// An answer that means nothing here.
     #[error("{url} answered {found}, expected {expected}; check --endpoint and the proxy")]
     Status {

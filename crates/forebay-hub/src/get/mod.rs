@@ -13,6 +13,7 @@ mod client;
 pub mod config;
 mod error;
 mod fetch;
+mod headers;
 pub mod listing;
 mod model;
 pub mod name;

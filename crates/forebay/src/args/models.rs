@@ -6,6 +6,8 @@ use clap::Args;
 use forebay_core::{ByteSize, Format};
 use forebay_hub::convert::{DEFAULT_MARGIN, Targets};
 
+use super::HubArgs;
+
 /// `forebay verify`.
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
@@ -33,7 +35,10 @@ pub struct VerifyArgs {
 /// `forebay convert`.
 #[derive(Debug, Args)]
 pub struct ConvertArgs {
-    /// The folder of the checkpoint: BF16, F16, F32, FP8 with blocks of 128 x 128, or NVFP4 (ModelOpt)
+    /// The checkpoint: BF16, F16, F32, FP8 with blocks of 128 x 128, or NVFP4 (ModelOpt); a folder, or where there is none
+    /// of that name a repository, as OWNER/NAME or OWNER/NAME@REVISION
+    ///
+    /// Of a repository one weight file after another is fetched, verified, converted and deleted.
     #[arg(value_name = "SRC")]
     pub source: PathBuf,
     /// The folder to write to: a new or empty one, or one where the same command was stopped
@@ -73,6 +78,8 @@ pub struct ConvertArgs {
     /// Leave this much of the disk free
     #[arg(long, value_name = "SIZE", default_value_t = ByteSize(DEFAULT_MARGIN))]
     pub margin: ByteSize,
+    #[command(flatten)]
+    pub hub: HubArgs,
     /// Threads that convert; they do not change a byte [default: the cores that may be used]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,

@@ -11,19 +11,10 @@ use std::time::Duration;
 use forebay_testkit::hub::{COMMIT, Hub, REPO};
 use tempfile::TempDir;
 
-use crate::support::{Done, arg, command, demo, forebay, scratch};
+use crate::support::{Done, arg, demo, forebay, online};
 
-/// The binary without the user's hub, token and proxies, and with a cache of its own.
 fn getting(args: &[&str]) -> Command {
-    let mut command = command(&[&["get"], args].concat());
-    for name in ["HF_ENDPOINT", "HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_CACHE", "SSL_CERT_FILE"] {
-        command.env_remove(name);
-    }
-    for name in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"] {
-        command.env_remove(name).env_remove(name.to_lowercase());
-    }
-    command.env("HF_HOME", scratch().join("no-such-home"));
-    command
+    online(&[&["get"], args].concat())
 }
 
 fn get(args: &[&str]) -> Done {
