@@ -32,7 +32,7 @@ pub fn run(args: &ConvertArgs) -> Result<(), Failure> {
     let started = Instant::now();
     let done = interrupt.during(|cancel| match args.source.is_dir() {
         true => begun.convert(&mut LocalFolder::new(&args.source), cancel),
-        false => begun.from_hub(cancel),
+        false => begun.fetch_and_convert(cancel),
     });
     drop(progress);
     let (Some(done), time) = (done?, started.elapsed()) else { return Ok(()) };
@@ -76,7 +76,7 @@ struct Begun<'a> {
 
 impl Begun<'_> {
     /// From a repository; what happens while its files are fetched is said.
-    fn from_hub(&self, cancel: &CancelToken) -> Result<Option<Converted>, Failure> {
+    fn fetch_and_convert(&self, cancel: &CancelToken) -> Result<Option<Converted>, Failure> {
         let args = self.args;
         let given = args.source.to_str().unwrap_or_default();
         let (repo, revision) = parse_reference(given).map_err(|_| {
