@@ -5,7 +5,7 @@
 //!  "files": {"out-00000.safetensors": {"size": 4096, "sha256": "64 hexadecimal digits"}}}
 //! ```
 //!
-//! Written by whatever writes a model, or by `forebay verify --record`; docs/convert.md describes it.
+//! A git blob id may stand in place of the SHA-256 (`"git": "40 hexadecimal digits"`), as hubs prove small files. Written by whatever writes a model, or by `forebay verify --record`; docs/convert.md describes it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use forebay_store::config::{ConfigError, ConfigFile};
 use serde_json::{Value, json};
 
+use crate::digest::FileDigest;
 use crate::output::FileError;
 use crate::output::file::write_whole;
 
@@ -22,18 +23,9 @@ pub const DIGESTS: &str = "forebay-digests.json";
 /// Its version.
 const VERSION: u64 = 1;
 
-/// Size and hash of one file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Digest {
-    /// Bytes.
-    pub size: u64,
-    /// SHA-256, 64 lower-case hexadecimal digits.
-    pub sha256: String,
-}
-
 /// The files of a folder, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Digests(pub BTreeMap<String, Digest>);
+pub struct Digests(pub BTreeMap<String, FileDigest>);
 
 /// Why the digests of a folder cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -67,32 +59,19 @@ impl Digests {
             if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\\', '\0', ':']) {
                 return Err(malformed(format!("{name:?} is no name of a file in this folder")));
             }
-            let size = entry.get("size").and_then(Value::as_u64);
-            let sha256 = entry.get("sha256").and_then(Value::as_str).filter(|text| is_sha256(text));
-            let (Some(size), Some(sha256)) = (size, sha256) else {
-                return Err(malformed(format!("{name:?} has no size and SHA-256 of 64 lower-case digits")));
+            let Some(entry) = FileDigest::parse(entry) else {
+                return Err(malformed(format!("{name:?} has no size and SHA-256 of 64 hexadecimal digits")));
             };
-            digests.insert(name.clone(), Digest { size, sha256: sha256.to_owned() });
+            digests.insert(name.clone(), entry);
         }
         Ok(Some(Self(digests)))
     }
 
     /// Records the digests in `dir`.
     pub fn write(&self, dir: &Path) -> Result<(), FileError> {
-        let entry = |digest: &Digest| json!({"size": digest.size, "sha256": digest.sha256});
-        let files: serde_json::Map<_, _> = self.0.iter().map(|(name, d)| (name.clone(), entry(d))).collect();
+        let files: serde_json::Map<_, _> = self.0.iter().map(|(name, d)| (name.clone(), d.json())).collect();
         write_json(dir, DIGESTS, &json!({"forebay_digests": VERSION, "files": files}))
     }
-}
-
-/// Whether `text` is a SHA-256 in lower-case hexadecimal digits.
-pub fn is_sha256(text: &str) -> bool {
-    text.len() == 64 && text.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
-}
-
-/// Bytes in hexadecimal digits.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Writes a JSON file for people, as a whole.
@@ -105,13 +84,16 @@ pub(crate) fn write_json(dir: &Path, name: &str, value: &Value) -> Result<(), Fi
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::digest::Digest;
 
     #[test]
     fn digests_come_back_and_nonsense_does_not() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(Digests::read(dir.path()).unwrap(), None);
-        let digest = Digest { size: 7, sha256: "0af".repeat(21) + "b" };
-        let digests = Digests(BTreeMap::from([("a.safetensors".to_owned(), digest)]));
+        let sha256 = Digest::sha256(&("0af".repeat(21) + "b")).unwrap();
+        let git = Digest::git_blob(&"0af1".repeat(10)).unwrap();
+        let entry = |name: &str, size, digest| (name.to_owned(), FileDigest { size, digest });
+        let digests = Digests(BTreeMap::from([entry("a.safetensors", 7, sha256), entry("b.json", 3, git)]));
         digests.write(dir.path()).unwrap();
         assert_eq!(Digests::read(dir.path()).unwrap(), Some(digests));
         let ok = "0".repeat(64);

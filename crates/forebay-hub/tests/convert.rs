@@ -13,6 +13,8 @@ use forebay_core::{CancelToken, Format};
 use forebay_engine::{Engine, EngineOptions, Session};
 use forebay_hub::convert::layout::FILLER;
 use forebay_hub::convert::{ConvertError, Job, LocalFolder, Options, Targets};
+use forebay_hub::digest::{Algorithm, FileDigest};
+use forebay_hub::digests::Digests;
 use forebay_model::{Capability, Snapshot, SnapshotOptions};
 use forebay_store::catalog::Catalog;
 use serde_json::{Map, Value};
@@ -287,6 +289,55 @@ fn other_options_another_source_and_other_peoples_folders_are_refused() {
     let error = convert(source.path(), dir.path(), int4_g64()).unwrap_err();
     assert!(matches!(&error, ConvertError::Occupied { found, .. } if found == "thesis.txt"), "{error}");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+/// Where digests of the source are known its bytes are compared with them; a difference is named, and nothing else
+/// is refused.
+#[test]
+fn a_source_that_is_not_what_was_recorded_is_refused() {
+    let (source, plain) = (copy("bf16"), tempfile::tempdir().unwrap());
+    convert(source.path(), plain.path(), int4_g64()).unwrap();
+    let record = |dir: &Path| -> Value {
+        serde_json::from_slice(&fs::read(dir.join("forebay-convert.json")).unwrap()).unwrap()
+    };
+    assert_eq!(record(plain.path())["verified"], serde_json::json!({}), "nobody vouches for them");
+    let all = fs::read_dir(source.path()).unwrap().map(|entry| entry.unwrap());
+    let digest = |entry: fs::DirEntry| {
+        let bytes = fs::read(entry.path()).unwrap();
+        // As a hub proves small files.
+        let small = bytes.len() < 10_000;
+        let algorithm = if small { Algorithm::GitBlob } else { Algorithm::Sha256 };
+        (entry.file_name().into_string().unwrap(), FileDigest::of(algorithm, &bytes))
+    };
+    let digests = Digests(all.map(digest).collect());
+    digests.write(source.path()).unwrap();
+    let out = tempfile::tempdir().unwrap();
+    convert(source.path(), out.path(), int4_g64()).unwrap();
+    assert!(model_files(out.path()) == model_files(plain.path()));
+    for (name, known) in digests.0.iter().filter(|(name, _)| name.ends_with(".safetensors")) {
+        assert_eq!(record(out.path())["verified"][name], known.digest.to_string());
+    }
+    for name in ["model-00002-of-00003.safetensors", "config.json"] {
+        let (path, out) = (source.path().join(name), tempfile::tempdir().unwrap());
+        let good = fs::read(&path).unwrap();
+        let mut bad = good.clone();
+        // A space in the config's last line, a bit of the last weight.
+        *bad.last_mut().unwrap() ^= if name == "config.json" { b'\n' ^ b' ' } else { 1 };
+        let longer = [&good[..], b" "].concat();
+        for bytes in [bad, longer] {
+            fs::write(&path, bytes).unwrap();
+            let error = convert(source.path(), out.path(), int4_g64()).unwrap_err();
+            let named = matches!(&error, ConvertError::Damaged { path: found, .. } if *found == path);
+            assert!(named || name != "config.json" && matches!(error, ConvertError::Shard(_)), "{error}");
+            assert!(
+                !out.path().join("out-00001.safetensors").exists()
+                    && !out.path().join("config.json").exists()
+            );
+        }
+        fs::write(&path, good).unwrap();
+        convert(source.path(), out.path(), int4_g64()).unwrap();
+        assert!(model_files(out.path()) == model_files(plain.path()), "{name}");
+    }
 }
 
 #[test]

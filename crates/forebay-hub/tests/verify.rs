@@ -9,8 +9,10 @@ use std::path::{Path, PathBuf};
 use common::{convert, golden, int4_g64, options};
 use forebay_core::CancelToken;
 use forebay_hub::convert::{Options, Targets};
+use forebay_hub::digest::{Digest, FileDigest};
 use forebay_hub::digests::{DIGESTS, Digests};
-use forebay_hub::verify::hash::{HashError, Origin, compare, expected, hash_all};
+use forebay_hub::known::{Known, MTP_SHARDS, Origin};
+use forebay_hub::verify::hash::{HashError, compare, hash_all};
 use forebay_hub::verify::{Kind, Report, census};
 
 fn converted() -> tempfile::TempDir {
@@ -130,14 +132,14 @@ fn damage_is_named() {
     assert_eq!(kinds(&census(Path::new("no such folder"))), [Kind::Folder]);
 }
 
-fn hash(dir: &Path, state: &Path) -> Result<(Origin, Report, u64), HashError> {
-    let (wanted, origin) = expected(dir)?;
-    let only: BTreeSet<String> = wanted.0.keys().cloned().collect();
+/// Who vouches for the folder, what was found, and the bytes that were hashed.
+fn hash(dir: &Path, state: &Path) -> Result<(Vec<Origin>, Report, u64), HashError> {
+    let Known { digests: wanted, origins } = Known::of_folder(dir)?;
     let mut most = 0;
-    let found = hash_all(dir, Some(&only), state, 2, &CancelToken::new(), &mut |done, _| most = done)?;
+    let found = hash_all(dir, Some(&wanted), state, 2, &CancelToken::new(), &mut |done, _| most = done)?;
     let mut report = census(dir);
     compare(&wanted, &found, &mut report);
-    Ok((origin, report, most))
+    Ok((origins.into_iter().collect(), report, most))
 }
 
 #[test]
@@ -145,7 +147,7 @@ fn every_changed_byte_is_found_by_its_hash() {
     let (dir, state) = (converted(), tempfile::tempdir().unwrap());
     let state = state.path().join("state/s.json");
     let (origin, report, bytes) = hash(dir.path(), &state).unwrap();
-    assert!(origin == Origin::Recorded && report.is_sound(), "{:?}", report.problems);
+    assert!(origin == [Origin::Recorded] && report.is_sound(), "{:?}", report.problems);
     assert!(bytes > report.bytes() && !state.exists());
     let path = dir.path().join("out-00001.safetensors");
     let good = fs::read(&path).unwrap();
@@ -191,7 +193,7 @@ fn hashing_goes_on_where_it_was_stopped() {
     };
     fs::write(&state, entry(time)).unwrap();
     let resumed = hash_all(dir.path(), None, &state, 2, &CancelToken::new(), &mut |_, _| {}).unwrap();
-    assert_eq!(resumed.0[name].sha256, fake, "what was done is not done again");
+    assert_eq!(resumed.0[name].digest.hex(), fake, "what was done is not done again");
     fs::write(&state, entry(time - 1)).unwrap();
     let changed = hash_all(dir.path(), None, &state, 2, &CancelToken::new(), &mut |_, _| {}).unwrap();
     assert_eq!(changed, whole, "what changed is");
@@ -204,25 +206,33 @@ fn a_hugging_face_cache_says_what_its_blobs_should_be() {
     let (blobs, snapshot) = (cache.path().join("blobs"), cache.path().join("snapshots/c0ffee"));
     fs::create_dir_all(&blobs).unwrap();
     fs::create_dir_all(&snapshot).unwrap();
-    for (name, digest) in Digests::read(model.path()).unwrap().unwrap().0 {
+    for (name, known) in Digests::read(model.path()).unwrap().unwrap().0 {
         // Small files are named by their git hash there.
-        let blob = if name == "config.json" { "a".repeat(40) } else { digest.sha256 };
+        let git = || forebay_testkit::hub::git_blob(&fs::read(model.path().join(&name)).unwrap());
+        let blob = if name == "config.json" { git() } else { known.digest.hex().to_owned() };
         fs::copy(model.path().join(&name), blobs.join(&blob)).unwrap();
         std::os::unix::fs::symlink(format!("../../blobs/{blob}"), snapshot.join(&name)).unwrap();
     }
     let state = state.path().join("s.json");
     let (origin, report, _) = hash(&snapshot, &state).unwrap();
-    assert!(origin == Origin::Cache && report.is_sound(), "{:?}", report.problems);
+    assert!(origin == [Origin::Cache] && report.is_sound(), "{:?}", report.problems);
     let blob = fs::canonicalize(snapshot.join("out-00000.safetensors")).unwrap();
     let mut bytes = fs::read(&blob).unwrap();
     let last = bytes.len() - 1;
     bytes[last] ^= 1;
     fs::write(&blob, bytes).unwrap();
     assert_eq!(kinds(&hash(&snapshot, &state).unwrap().1), [Kind::Digest]);
+    // A small file is checked as well, by its git id.
+    let config = fs::canonicalize(snapshot.join("config.json")).unwrap();
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(&config, format!("{text} ")).unwrap();
+    let (_, report, _) = hash(&snapshot, &state).unwrap();
+    let named: Vec<&str> = report.problems.iter().map(|problem| &*problem.name).collect();
+    assert_eq!(named, ["config.json", "out-00000.safetensors"]);
     assert!(!snapshot.join(DIGESTS).exists(), "nothing is written into a snapshot");
     fs::remove_dir_all(&snapshot).unwrap();
     fs::create_dir(&snapshot).unwrap();
-    assert_eq!(expected(&snapshot).unwrap().1, Origin::None);
+    assert_eq!(Known::of_folder(&snapshot).unwrap(), Known::default());
 }
 
 /// Conversion spec section 6: the public artifact, from its names and shapes.
@@ -239,4 +249,29 @@ fn the_public_artifact_is_counted_from_its_headers() {
     assert!(report.notes.iter().any(|note| note.contains("no indexer tensors")), "{:?}", report.notes);
     let families: Vec<String> = report.families().into_keys().collect();
     assert!(families.contains(&"out".to_owned()), "{families:?}");
+}
+
+/// Conversion spec section 6: the three published MTP shards together are known by their sizes, and by nothing less.
+#[test]
+fn the_published_mtp_shards_are_known() {
+    let dir = tempfile::tempdir().unwrap();
+    let hole =
+        |name: &str, size: u64| fs::File::create(dir.path().join(name)).unwrap().set_len(size).unwrap();
+    let known = || Known::of_folder(dir.path()).unwrap();
+    assert_eq!(MTP_SHARDS.iter().map(|(size, _)| size).sum::<u64>(), 9_959_320_752);
+    hole("out-00000.safetensors", MTP_SHARDS[0].0);
+    hole("out-mtp-00001.safetensors", MTP_SHARDS[1].0);
+    hole("out-mtp-00139.safetensors", MTP_SHARDS[0].0);
+    assert_eq!(known(), Known::default());
+    hole("out-mtp-00140.safetensors", MTP_SHARDS[2].0);
+    let found = known();
+    assert_eq!(found.origins.into_iter().collect::<Vec<_>>(), [Origin::Published]);
+    let sizes: Vec<u64> = found.digests.0.values().map(|known| known.size).collect();
+    assert_eq!(sizes, [MTP_SHARDS[1].0, MTP_SHARDS[0].0, MTP_SHARDS[2].0]);
+    // What somebody recorded comes first, and zeros are not what was published.
+    let mine = FileDigest { size: 1, digest: Digest::sha256(&"a".repeat(64)).unwrap() };
+    Digests([("out-mtp-00001.safetensors".to_owned(), mine.clone())].into()).write(dir.path()).unwrap();
+    let found = known();
+    assert_eq!(found.digests.0["out-mtp-00001.safetensors"], mine);
+    assert_eq!(found.origins.len(), 2);
 }

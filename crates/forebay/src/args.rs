@@ -133,7 +133,8 @@ pub enum Verb {
     Verify(VerifyArgs),
     /// Convert a checkpoint (BF16, F16, F32, FP8 or NVFP4) to small integers
     ///
-    /// The whole model in one pass, MTP layer and indexer included. A run that was stopped goes on when the same
+    /// From a folder, or from a hub with one weight file of the source on the disk at a time. The whole model in one pass,
+    /// MTP layer and indexer included. A run that was stopped goes on when the same
     /// command is given again; the source is never changed. docs/convert.md says what comes out.
     Convert(ConvertArgs),
     /// Pack a model into Forebay's own container, or turn a container back

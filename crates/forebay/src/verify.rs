@@ -5,14 +5,16 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use forebay_core::ByteSize;
-use forebay_hub::digests::{DIGESTS, hex};
+use forebay_hub::digest::Digest;
+use forebay_hub::digests::DIGESTS;
+use forebay_hub::known::{Known, KnownError, Origin};
+use forebay_hub::output::folder::files;
 use forebay_hub::pack::verify_native;
-use forebay_hub::verify::hash::{HashError, Origin, compare, expected, files, hash_all};
+use forebay_hub::verify::hash::{HashError, compare, hash_all};
 use forebay_hub::verify::{Report, census};
 use forebay_kernels::Team;
 use forebay_store::native::Native;
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
 use crate::args::VerifyArgs;
 use crate::console::{self, Output};
@@ -106,7 +108,7 @@ fn container(args: &VerifyArgs) -> Result<(), Failure> {
 
 /// What became of the bytes.
 struct Hashed {
-    origin: Origin,
+    origins: BTreeSet<Origin>,
     files: usize,
     bytes: u64,
     unchecked: usize,
@@ -119,25 +121,18 @@ impl Hashed {
         let bytes = ByteSize(self.bytes);
         let rest = match unchecked {
             0 => String::new(),
-            n => format!("; {n} other files have no recorded SHA-256 and were not read"),
+            n => format!("; {n} other files have no recorded digest and were not read"),
         };
-        match (self.origin, self.recorded) {
-            (_, true) => format!("recorded in {DIGESTS}: {files} files, {bytes}"),
-            (Origin::Cache, _) => {
-                format!("{files} files, {bytes}, compared with the names of their blobs{rest}")
-            }
-            _ => format!("{files} files, {bytes}, compared with {DIGESTS}{rest}"),
+        if self.recorded {
+            return format!("recorded in {DIGESTS}: {files} files, {bytes}");
         }
+        let origins: Vec<&str> = self.origins.iter().map(|origin| source(*origin)).collect();
+        format!("{files} files, {bytes}, compared with {}{rest}", origins.join(" and "))
     }
 
     fn json(&self) -> Value {
-        let origin = match self.origin {
-            Origin::Recorded => "recorded",
-            Origin::Cache => "cache",
-            Origin::None => "none",
-        };
         json!({
-            "origin": origin,
+            "origins": self.origins.iter().map(|origin| origin.word()).collect::<Vec<_>>(),
             "files": self.files,
             "bytes": self.bytes,
             "files_without_digest": self.unchecked,
@@ -146,17 +141,27 @@ impl Hashed {
     }
 }
 
+/// What the bytes were compared with.
+fn source(origin: Origin) -> &'static str {
+    match origin {
+        Origin::Hub => "what the hub promised",
+        Origin::Recorded => DIGESTS,
+        Origin::Cache => "the names of their blobs",
+        Origin::Published => "the published digests of the MTP shards",
+    }
+}
+
 /// Reads every byte that a digest is known of, or all of them to record theirs.
 fn hash(args: &VerifyArgs, report: &mut Report) -> Result<Hashed, Failure> {
-    let (wanted, origin) = expected(&args.dir)?;
-    if origin == Origin::None && !args.record {
+    let Known { digests: wanted, origins } = Known::of_folder(&args.dir).map_err(HashError::from)?;
+    if origins.is_empty() && !args.record {
         return Err(Failure::usage(format!(
-            "{} has no recorded digests ({DIGESTS}), so there is nothing to compare its bytes with; if you trust them as \
+            "{} has no recorded digests (of `forebay get`, or {DIGESTS}), so there is nothing to compare its bytes with; if you trust them as \
              they are, record them with --record",
             args.dir.display()
         )));
     }
-    let record = args.record && origin != Origin::Recorded;
+    let record = args.record && origins.is_empty();
     if record && !report.is_sound() {
         let first = report.problems.first().map_or("", |problem| &problem.message);
         return Err(Failure::new(
@@ -167,21 +172,20 @@ fn hash(args: &VerifyArgs, report: &mut Report) -> Result<Hashed, Failure> {
         ));
     }
     if args.record && !record {
-        console::note(&format!("{DIGESTS} is there already; the files are compared with it"));
+        console::note("digests are known already; the files are compared with them, and none are recorded");
     }
-    let only: BTreeSet<String> = wanted.0.keys().cloned().collect();
     let threads = args.threads.map_or_else(|| Team::default_threads().min(MOST_THREADS), usize::from);
     let interrupt = Interrupt::install()?;
     let progress = Progress::start("hashing", Unit::Bytes, 0);
     let found = interrupt.during(|cancel| {
-        let only = (!record).then_some(&only);
-        hash_all(&args.dir, only, &state_path(&args.dir), threads, cancel, &mut |done, total| {
+        let wanted = (!record).then_some(&wanted);
+        hash_all(&args.dir, wanted, &state_path(&args.dir), threads, cancel, &mut |done, total| {
             progress.update(done, total);
         })
     });
     drop(progress);
     let found = found?;
-    if origin != Origin::None {
+    if !record {
         compare(&wanted, &found, report);
     }
     if record && report.is_sound() {
@@ -190,7 +194,7 @@ fn hash(args: &VerifyArgs, report: &mut Report) -> Result<Hashed, Failure> {
     let all = files(&args.dir).map_err(HashError::from)?;
     let unchecked = all.iter().filter(|(name, _)| !found.0.contains_key(name)).count();
     Ok(Hashed {
-        origin,
+        origins,
         files: found.0.len(),
         bytes: found.0.values().map(|digest| digest.size).sum(),
         unchecked,
@@ -201,9 +205,9 @@ fn hash(args: &VerifyArgs, report: &mut Report) -> Result<Hashed, Failure> {
 /// Where it is remembered what was hashed of this folder.
 fn state_path(dir: &Path) -> PathBuf {
     let real = std::fs::canonicalize(dir).unwrap_or_else(|_| dir.to_owned());
-    let name = hex(&Sha256::digest(real.as_os_str().as_encoded_bytes()));
+    let name = Digest::sha256_of(real.as_os_str().as_encoded_bytes());
     let cache = dirs::cache().unwrap_or_else(dirs::temporary_cache);
-    cache.join("verify").join(format!("{}.json", &name[..32]))
+    cache.join("verify").join(format!("{}.json", &name.hex()[..32]))
 }
 
 fn row(text: &mut String, name: &str, value: impl std::fmt::Display) {
@@ -270,7 +274,7 @@ impl From<HashError> for Failure {
     fn from(error: HashError) -> Self {
         let exit = match error {
             HashError::Cancelled => return Self::Interrupted,
-            HashError::Digests(_) => Exit::Model,
+            HashError::Known(KnownError::Digests(_) | KnownError::Record(_)) => Exit::Model,
             _ => Exit::Runtime,
         };
         Self::new(exit, error.to_string())

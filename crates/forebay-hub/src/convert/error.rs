@@ -12,7 +12,8 @@ use forebay_store::json::JsonError;
 use forebay_store::layout::LayoutError;
 use forebay_store::shard::ShardError;
 
-use crate::digests::DigestError;
+use crate::get::GetError;
+use crate::known::KnownError;
 use crate::output::FileError;
 
 /// Why a model was not converted. `Display` is complete on its own.
@@ -31,9 +32,9 @@ pub enum ConvertError {
     /// A file of the source cannot be used.
     #[error(transparent)]
     Shard(#[from] ShardError),
-    /// The source's recorded digests cannot be used.
+    /// What is known of the source's bytes cannot be used.
     #[error(transparent)]
-    Digests(#[from] DigestError),
+    Known(#[from] KnownError),
     /// Weights that the config asks for are missing or malformed.
     #[error("{first}{}", others(*.count))]
     Layout {
@@ -175,6 +176,20 @@ pub enum ConvertError {
         /// The file.
         path: PathBuf,
     },
+    /// A file of the source is not what was recorded of it.
+    #[error(
+        "{} {difference}: these are not the bytes that were recorded; get it again, or, if you changed it yourself, \
+         remove what was recorded (forebay-digests.json, or .forebay/get.json)", path.display()
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What was found and what was expected.
+        difference: String,
+    },
+    /// A file of the source could not be fetched.
+    #[error(transparent)]
+    Get(GetError),
     /// A source that hands out one file at a time could not give one.
     #[error("{name}: {what}")]
     Source {
@@ -250,6 +265,15 @@ impl From<FileError> for ConvertError {
         let full = error.is_full();
         let FileError { action, path, cause } = error;
         if full { Self::Full { path, cause } } else { Self::Io { action, path, cause } }
+    }
+}
+
+impl From<GetError> for ConvertError {
+    fn from(error: GetError) -> Self {
+        match error {
+            GetError::Cancelled => Self::Cancelled,
+            other => Self::Get(other),
+        }
     }
 }
 

@@ -4,17 +4,17 @@
 //! still what the manifest says: same size and time of writing, or same hash.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use forebay_store::json::parse_object;
 use serde_json::{Map, Value, json};
-use sha2::{Digest as _, Sha256};
 
 use super::error::ConvertError;
 use super::source::modified;
-use crate::digests::{Digest, hex, is_sha256, write_json};
+use crate::digest::{FileDigest, hash_file};
+use crate::digests::write_json;
 use crate::output::folder::changes;
 
 /// The name of the file.
@@ -24,6 +24,10 @@ const VERSION_KEY: &str = "forebay_convert";
 /// Grows when the same source and options give other bytes.
 const VERSION: u64 = 1;
 
+/// The keys of where the source was, and of what of it was compared with its digest.
+const FROM: &str = "from";
+const VERIFIED: &str = "verified";
+
 /// Differences that a message names.
 const SHOWN: usize = 6;
 
@@ -31,7 +35,7 @@ const SHOWN: usize = 6;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Done {
     /// Its size and hash.
-    pub digest: Digest,
+    pub digest: FileDigest,
     /// When it was written, in nanoseconds since 1970.
     pub modified: u128,
 }
@@ -42,15 +46,20 @@ pub struct Manifest {
     dir: PathBuf,
     /// Source and options.
     stamp: Map<String, Value>,
+    /// Where the source is; another place with the same files will do.
+    from: String,
+    /// Files of the source whose bytes were compared with what was known of them, with the digest.
+    pub verified: BTreeMap<String, String>,
     /// Complete files by their path within the folder.
     pub done: BTreeMap<String, Done>,
 }
 
 impl Manifest {
     /// The manifest of a conversion with this stamp into `dir`; what an earlier run did if it was begun before.
-    pub fn open(dir: &Path, stamp: Map<String, Value>) -> Result<Self, ConvertError> {
+    pub fn open(dir: &Path, stamp: Map<String, Value>, from: &Path) -> Result<Self, ConvertError> {
         let path = dir.join(MANIFEST);
-        let mut manifest = Self { dir: dir.to_owned(), stamp, done: BTreeMap::new() };
+        let (dir, from) = (dir.to_owned(), from.display().to_string());
+        let mut manifest = Self { dir, stamp, from, verified: BTreeMap::new(), done: BTreeMap::new() };
         let bytes = match fs::read(&path) {
             Ok(bytes) => bytes,
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(manifest),
@@ -68,7 +77,10 @@ impl Manifest {
                 changed.truncate(SHOWN);
                 changed.push(format!("and {more} more"));
             }
-            return Err(ConvertError::OtherOptions { dir: dir.to_owned(), changed: changed.join(", ") });
+            return Err(ConvertError::OtherOptions { dir: manifest.dir, changed: changed.join(", ") });
+        }
+        for (name, digest) in map.get(VERIFIED).and_then(Value::as_object).into_iter().flatten() {
+            manifest.verified.extend(digest.as_str().map(|digest| (name.clone(), digest.to_owned())));
         }
         for (name, entry) in map.get("done").and_then(Value::as_object).into_iter().flatten() {
             let entry = done(entry).ok_or_else(|| malformed(format!("the entry {name:?} is malformed")))?;
@@ -80,18 +92,21 @@ impl Manifest {
     /// Writes it.
     pub fn write(&self) -> Result<(), ConvertError> {
         let entry = |done: &Done| {
-            let Done { digest, modified } = done;
-            json!({"size": digest.size, "sha256": digest.sha256, "modified": modified.to_string()})
+            let mut entry = done.digest.json();
+            entry["modified"] = json!(done.modified.to_string());
+            entry
         };
         let done: Map<_, _> = self.done.iter().map(|(name, done)| (name.clone(), entry(done))).collect();
         let mut map = Map::from_iter([(VERSION_KEY.to_owned(), json!(VERSION))]);
+        map.insert(FROM.to_owned(), json!(self.from));
         map.extend(self.stamp.clone());
+        map.insert(VERIFIED.to_owned(), json!(self.verified));
         map.insert("done".to_owned(), Value::Object(done));
         Ok(write_json(&self.dir, MANIFEST, &Value::Object(map))?)
     }
 
     /// Enters a file that is complete, and writes the manifest.
-    pub fn complete(&mut self, name: &str, digest: Digest) -> Result<(), ConvertError> {
+    pub fn complete(&mut self, name: &str, digest: FileDigest) -> Result<(), ConvertError> {
         let modified = modified(&self.dir.join(name))?;
         self.done.insert(name.to_owned(), Done { digest, modified });
         self.write()
@@ -110,7 +125,8 @@ impl Manifest {
             return Ok(true);
         }
         // Copied, or touched: its bytes decide.
-        let same = hash(&path)? == done.digest.sha256;
+        let found = hash_file(&path, done.digest.digest.algorithm(), &mut |_| true)?;
+        let same = found.as_ref() == Some(&done.digest);
         if same {
             done.modified = now;
         }
@@ -118,25 +134,13 @@ impl Manifest {
     }
 }
 
-fn done(entry: &Value) -> Option<Done> {
-    let text = |key: &str| entry.get(key).and_then(Value::as_str);
-    let sha256 = text("sha256").filter(|text| is_sha256(text))?.to_owned();
-    let digest = Digest { size: entry.get("size")?.as_u64()?, sha256 };
-    Some(Done { digest, modified: text("modified")?.parse().ok()? })
+/// Where the source is that a conversion into `dir` was begun from, if there is a record that says so.
+pub fn begun_from(dir: &Path) -> Option<String> {
+    let map = parse_object(&fs::read(dir.join(MANIFEST)).ok()?).ok()?;
+    map.get(FROM)?.as_str().map(str::to_owned)
 }
 
-fn hash(path: &Path) -> Result<String, ConvertError> {
-    let mut hash = Sha256::new();
-    let mut read = || {
-        let mut file = File::open(path)?;
-        let mut block = vec![0; 1 << 20];
-        loop {
-            match file.read(&mut block)? {
-                0 => return Ok(()),
-                n => hash.update(&block[..n]),
-            }
-        }
-    };
-    read().map_err(|cause| ConvertError::at("read", path, cause))?;
-    Ok(hex(&hash.finalize()))
+fn done(entry: &Value) -> Option<Done> {
+    let modified = entry.get("modified")?.as_str()?.parse().ok()?;
+    Some(Done { digest: FileDigest::parse(entry)?, modified })
 }

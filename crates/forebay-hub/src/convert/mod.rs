@@ -16,7 +16,7 @@ pub mod targets;
 mod weight;
 mod write;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -26,14 +26,15 @@ use forebay_model::families::glm;
 use forebay_store::config::ConfigFile;
 use forebay_store::json::parse_object;
 use serde_json::{Map, Value, json};
-use sha2::{Digest as _, Sha256};
 
 pub use error::ConvertError;
 pub use plan::Plan;
+pub use source::hub::HubSource;
 pub use source::{LocalFolder, Source, SourceFile};
 pub use targets::Targets;
 
-use crate::digests::{Digest, Digests, hex};
+use crate::digest::{Algorithm, Digest, FileDigest};
+use crate::digests::Digests;
 use crate::output::file::{PARTIAL, write_whole};
 use crate::output::folder::{lock, names};
 use manifest::{MANIFEST, Manifest};
@@ -76,6 +77,8 @@ pub struct Job {
     /// The result's `config.json`.
     config: Vec<u8>,
     options: Options,
+    /// Whether the source hands out one file after another.
+    streamed: bool,
 }
 
 /// What a run did.
@@ -100,7 +103,21 @@ impl Job {
         let files = source.files()?;
         let catalog = source::catalog(&source.place(), &files)?;
         let plan = Plan::new(&spec, &catalog, &options)?;
-        Ok(Self { plan, files, config, options })
+        Ok(Self { plan, files, config, options, streamed: !source.keeps_files() })
+    }
+
+    /// Bytes of the weight files that are fetched, one after another; `None` if all of them are there.
+    pub fn fetch_bytes(&self) -> Option<u64> {
+        let outputs = self.plan.outputs.iter().map(|output| output.source);
+        let later = self.plan.later.iter().enumerate().filter(|(_, pieces)| !pieces.is_empty());
+        let needed: BTreeSet<usize> = outputs.chain(later.map(|(file, _)| file)).collect();
+        let bytes = needed.iter().filter_map(|file| self.files.get(*file)).map(|file| file.size);
+        self.streamed.then(|| bytes.fold(0, u64::saturating_add))
+    }
+
+    /// The most bytes of disk that the weights take while this is converted.
+    pub fn disk_bytes(&self) -> u64 {
+        if self.streamed { self.streamed_disk_bytes() } else { self.plan.bytes() }
     }
 
     /// The most bytes of disk that the weights take while they are converted from a source that hands out one file
@@ -126,7 +143,7 @@ impl Job {
         self.check_folder(source, dir)?;
         fs::create_dir_all(dir).map_err(|cause| ConvertError::at("create", dir, cause))?;
         let _lock = lock(dir, LOCK)?.ok_or_else(|| ConvertError::Busy { dir: dir.to_owned() })?;
-        let manifest = Manifest::open(dir, self.stamp())?;
+        let manifest = Manifest::open(dir, self.stamp(), &source.place())?;
         self.check_shards(dir)?;
         manifest.write()?;
         let (plan, files, options) = (&self.plan, &self.files[..], &self.options);
@@ -145,7 +162,7 @@ impl Job {
             "formats": targets.json(),
             "mtp": mtp,
             "indexer": indexer,
-            "config": hex(&Sha256::digest(&self.config)),
+            "config": Digest::sha256_of(&self.config).hex(),
             "source": source,
             "source_files": self.files.len(),
         }) else {
@@ -199,8 +216,7 @@ impl Job {
         }
         let config = [("config.json", self.config.clone())];
         for (name, bytes) in small.iter().chain(&config) {
-            let sha256 = hex(&Sha256::digest(bytes));
-            digests.insert((*name).to_owned(), Digest { size: bytes.len() as u64, sha256 });
+            digests.insert((*name).to_owned(), FileDigest::of(Algorithm::Sha256, bytes));
         }
         for (name, bytes) in &small {
             put(dir, name, bytes)?;

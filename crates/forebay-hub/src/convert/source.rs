@@ -1,15 +1,19 @@
-//! Where a checkpoint comes from: a folder, or something that hands out one file at a time.
+//! Where a checkpoint comes from: a folder, or something that hands out one file at a time, such as a [`hub`].
+
+pub mod hub;
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
+use forebay_core::CancelToken;
 use forebay_store::catalog::{self, Catalog, CatalogError};
 use forebay_store::folder;
 use forebay_store::shard::{HeaderTensor, read_header};
 
 use super::error::ConvertError;
-use crate::digests::Digests;
+use crate::digest::{Digest, FileDigest, hash_file};
+use crate::known::Known;
 
 /// The largest of the small files that are copied.
 const MAX_TEXT_BYTES: u64 = 256 << 20;
@@ -23,8 +27,10 @@ pub struct SourceFile {
     pub size: u64,
     /// Its tensors.
     pub tensors: Vec<HeaderTensor>,
-    /// What tells it from any other file of this name: `sha256:` and the digest, or `modified:` and a time.
+    /// What tells it from any other file of this name: its digest as in `sha256:...`, or `modified:` and a time.
     pub identity: String,
+    /// What its bytes are compared with when it is taken, if that is known.
+    pub digest: Option<Digest>,
 }
 
 /// A checkpoint. Files are counted in the order of [`files`](Self::files).
@@ -38,11 +44,15 @@ pub trait Source {
     /// The small file `name`, such as `config.json`; `None` if there is none.
     fn text(&mut self, name: &str) -> Result<Option<Vec<u8>>, ConvertError>;
 
-    /// Makes weight file `file` readable and says where it is, until [`release`](Self::release).
-    fn take(&mut self, file: usize) -> Result<PathBuf, ConvertError>;
+    /// Makes weight file `file` readable and says where it is, until [`release`](Self::release). If its
+    /// [digest](SourceFile::digest) is known, all of its bytes have been compared with it.
+    fn take(&mut self, file: usize, cancel: &CancelToken) -> Result<PathBuf, ConvertError>;
 
     /// Weight file `file` is not needed any more.
     fn release(&mut self, file: usize);
+
+    /// Bytes of disk that taking weight file `file` fills.
+    fn room(&self, file: usize) -> u64;
 
     /// Whether every file can be taken at any time at no cost. If not, what is needed later of a file is set aside
     /// before the file is released, so that one file at a time is enough.
@@ -53,13 +63,23 @@ pub trait Source {
 #[derive(Debug)]
 pub struct LocalFolder {
     dir: PathBuf,
-    paths: Vec<PathBuf>,
+    /// The weight files, and what is known of their bytes until that was checked.
+    files: Vec<(PathBuf, Option<FileDigest>)>,
+    /// What is known of all files, once it was looked up.
+    known: Option<Known>,
 }
 
 impl LocalFolder {
     /// The checkpoint in `dir`.
     pub fn new(dir: &Path) -> Self {
-        Self { dir: dir.to_owned(), paths: Vec::new() }
+        Self { dir: dir.to_owned(), files: Vec::new(), known: None }
+    }
+
+    fn known(&mut self, name: &str) -> Result<Option<FileDigest>, ConvertError> {
+        if self.known.is_none() {
+            self.known = Some(Known::of_folder(&self.dir)?);
+        }
+        Ok(self.known.as_ref().and_then(|known| known.digests.0.get(name)).cloned())
     }
 }
 
@@ -69,22 +89,33 @@ impl Source for LocalFolder {
     }
 
     fn files(&mut self) -> Result<Vec<SourceFile>, ConvertError> {
-        self.paths = catalog::list(&self.dir)?;
-        if self.paths.is_empty() {
+        let paths = catalog::list(&self.dir)?;
+        if paths.is_empty() {
             let (dir, advice) = (self.dir.clone(), folder::advice(&self.dir));
             return Err(CatalogError::NoShards { dir, advice }.into());
         }
-        let digests = Digests::read(&self.dir)?.unwrap_or_default();
-        let describe = |path: &PathBuf| {
-            let (size, tensors) = read_header(path)?;
+        self.files.clear();
+        let mut files = Vec::new();
+        for path in paths {
+            let (size, tensors) = read_header(&path)?;
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let identity = match digests.0.get(&name).filter(|digest| digest.size == size) {
-                Some(digest) => format!("sha256:{}", digest.sha256),
-                None => format!("modified:{}", modified(path)?),
+            let known = self.known(&name)?;
+            let digest = known.as_ref().map(|known| known.digest.clone());
+            let found = digest.clone().map(|digest| FileDigest { size, digest });
+            // Its length is known before its bytes are.
+            if let Some(difference) =
+                known.as_ref().zip(found).and_then(|(known, found)| known.difference(&found))
+            {
+                return Err(ConvertError::Damaged { path, difference });
+            }
+            let identity = match &digest {
+                Some(digest) => digest.to_string(),
+                None => format!("modified:{}", modified(&path)?),
             };
-            Ok(SourceFile { name, size, tensors, identity })
-        };
-        self.paths.iter().map(describe).collect()
+            files.push(SourceFile { name, size, tensors, identity, digest });
+            self.files.push((path, known));
+        }
+        Ok(files)
     }
 
     fn text(&mut self, name: &str) -> Result<Option<Vec<u8>>, ConvertError> {
@@ -97,20 +128,45 @@ impl Source for LocalFolder {
             }
         };
         match read() {
-            Ok(bytes) => Ok(Some(bytes)),
+            Ok(bytes) => {
+                let known = self.known(name)?;
+                let found = known.as_ref().map(|known| FileDigest::of(known.digest.algorithm(), &bytes));
+                match known.zip(found).and_then(|(known, found)| known.difference(&found)) {
+                    Some(difference) => Err(ConvertError::Damaged { path, difference }),
+                    None => Ok(Some(bytes)),
+                }
+            }
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(cause) => Err(ConvertError::at("read", &path, cause)),
         }
     }
 
-    fn take(&mut self, file: usize) -> Result<PathBuf, ConvertError> {
-        Ok(self.paths.get(file).cloned().unwrap_or_default())
+    fn take(&mut self, file: usize, cancel: &CancelToken) -> Result<PathBuf, ConvertError> {
+        let Some((path, known)) = self.files.get_mut(file) else { return Ok(PathBuf::new()) };
+        if let Some(proof) = known {
+            check(path, proof, cancel)?;
+            *known = None;
+        }
+        Ok(path.clone())
     }
 
     fn release(&mut self, _: usize) {}
 
+    fn room(&self, _: usize) -> u64 {
+        0
+    }
+
     fn keeps_files(&self) -> bool {
         true
+    }
+}
+
+/// Compares all bytes of a file with what is known of them.
+fn check(path: &Path, proof: &FileDigest, cancel: &CancelToken) -> Result<(), ConvertError> {
+    let found = hash_file(path, proof.digest.algorithm(), &mut |_| !cancel.is_cancelled())?;
+    match proof.difference(&found.ok_or(ConvertError::Cancelled)?) {
+        Some(difference) => Err(ConvertError::Damaged { path: path.to_owned(), difference }),
+        None => Ok(()),
     }
 }
 

@@ -7,15 +7,15 @@ use forebay_core::CancelToken;
 use forebay_core::quant::Encoded;
 use forebay_store::layout::Extent;
 use forebay_store::shard::read_header;
-use sha2::{Digest as _, Sha256};
 
 use super::Options;
 use super::error::ConvertError;
 use super::input::Inputs;
 use super::manifest::Manifest;
 use super::plan::{Output, Piece, Plan, encode};
+use super::source::hub::WORK;
 use super::source::{Source, SourceFile};
-use crate::digests::{Digest, hex};
+use crate::digest::{Algorithm, FileDigest, Hasher};
 use crate::output::FileError;
 use crate::output::file::NewFile;
 use crate::output::folder::free_bytes;
@@ -49,8 +49,10 @@ impl Run<'_> {
                 false => missing.push(output),
             }
         }
-        let left = missing.iter().map(|output| output.bytes).sum();
-        self.check_room(left)?;
+        let left: u64 = missing.iter().map(|output| output.bytes).sum();
+        let fetched =
+            (0..self.files.len()).map(|file| source.room(file)).max().filter(|_| !missing.is_empty());
+        self.check_room(u64::saturating_add(left, fetched.unwrap_or(0)))?;
         for file in 0..self.files.len() {
             let output = missing.iter().find(|output| output.source == file).copied();
             let aside = self.set_aside(source, file, &missing)?;
@@ -59,10 +61,8 @@ impl Run<'_> {
             }
             let parts =
                 output.map_or(0, |output| output.bytes) + aside.iter().map(|part| part.len).sum::<u64>();
-            let fetched = if source.keeps_files() { 0 } else { self.files[file].size };
-            self.check_room(parts.saturating_add(fetched))?;
-            let path = source.take(file)?;
-            self.check_unchanged(&path, &self.files[file])?;
+            self.check_room(parts.saturating_add(source.room(file)))?;
+            let path = self.take(source, file)?;
             if !aside.is_empty() {
                 self.copy_aside(file, &path, &aside)?;
             }
@@ -119,7 +119,12 @@ impl Run<'_> {
 
     /// Opens what `output` is made of: its own file of the source, and of earlier ones either the files or what was
     /// set aside.
-    fn inputs(&self, source: &mut dyn Source, output: &Output, path: &Path) -> Result<Inputs, ConvertError> {
+    fn inputs(
+        &mut self,
+        source: &mut dyn Source,
+        output: &Output,
+        path: &Path,
+    ) -> Result<Inputs, ConvertError> {
         let mut inputs = Inputs::default();
         inputs.add_whole(output.source as u32, path)?;
         let extents = output.items.iter().flat_map(|item| item.from.extents());
@@ -128,8 +133,7 @@ impl Run<'_> {
         earlier.dedup();
         for file in earlier.into_iter().filter(|file| *file != output.source) {
             if source.keeps_files() {
-                let path = source.take(file)?;
-                self.check_unchanged(&path, &self.files[file])?;
+                let path = self.take(source, file)?;
                 inputs.add_whole(file as u32, &path)?;
             } else {
                 let path = self.dir.join(aside_name(file));
@@ -137,6 +141,17 @@ impl Run<'_> {
             }
         }
         Ok(inputs)
+    }
+
+    /// Makes a file of the source readable, and notes what its bytes were compared with.
+    fn take(&mut self, source: &mut dyn Source, file: usize) -> Result<PathBuf, ConvertError> {
+        let path = source.take(file, self.cancel)?;
+        let planned = &self.files[file];
+        self.check_unchanged(&path, planned)?;
+        if let Some(digest) = &planned.digest {
+            self.manifest.verified.insert(planned.name.clone(), digest.to_string());
+        }
+        Ok(path)
     }
 
     /// The header says where everything is: it must be the one that was planned with.
@@ -158,7 +173,7 @@ impl Run<'_> {
         }
     }
 
-    fn write(&mut self, output: &Output, inputs: &Inputs) -> Result<Digest, ConvertError> {
+    fn write(&mut self, output: &Output, inputs: &Inputs) -> Result<FileDigest, ConvertError> {
         let mut file = HashedFile::create(self.dir, &output.name)?;
         file.write(&output.header)?;
         let total = self.plan.bytes();
@@ -203,13 +218,13 @@ fn aside_name(file: usize) -> String {
 /// A new file and the hash of what was written to it.
 struct HashedFile {
     file: NewFile,
-    hash: Sha256,
+    hash: Hasher,
     size: u64,
 }
 
 impl HashedFile {
     fn create(dir: &Path, name: &str) -> Result<Self, FileError> {
-        Ok(Self { file: NewFile::create(dir, name)?, hash: Sha256::new(), size: 0 })
+        Ok(Self { file: NewFile::create(dir, name)?, hash: Hasher::new(Algorithm::Sha256, 0), size: 0 })
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), FileError> {
@@ -218,17 +233,15 @@ impl HashedFile {
         self.file.write(bytes)
     }
 
-    fn publish(self) -> Result<Digest, FileError> {
+    fn publish(self) -> Result<FileDigest, FileError> {
         self.file.publish()?;
-        Ok(Digest { size: self.size, sha256: hex(&self.hash.finalize()) })
+        Ok(FileDigest { size: self.size, digest: self.hash.finish() })
     }
 }
 
 /// Removes what only an unfinished conversion needs. Should it stay, it does no harm.
 pub fn tidy(dir: &Path) {
-    let _ = fs::remove_dir_all(aside_folder(dir));
-}
-
-fn aside_folder(dir: &Path) -> PathBuf {
-    dir.join(ASIDE)
+    for folder in [ASIDE, WORK] {
+        let _ = fs::remove_dir_all(dir.join(folder));
+    }
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use forebay_core::ByteSize;
 
+use crate::output::FileError;
+
 /// Why a model, a file or a part of one was not fetched.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -201,6 +203,16 @@ pub enum GetError {
         /// Bytes listed.
         size: u64,
     },
+    /// What is in a weight file cannot be seen from its first bytes.
+    #[error(
+        "the header of {file:?} cannot be used: {why}; name another revision, or a repository of safetensors files"
+    )]
+    Header {
+        /// The file.
+        file: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
     /// An answer that means nothing here.
     #[error("{url} answered {found}, expected {expected}; check --endpoint and the proxy")]
     Status {
@@ -324,6 +336,12 @@ pub enum GetError {
     /// The user stopped it.
     #[error("stopped; what has arrived is kept, and the same command goes on")]
     Cancelled,
+}
+
+impl From<FileError> for GetError {
+    fn from(error: FileError) -> Self {
+        Self::at(error.action, &error.path, error.cause)
+    }
 }
 
 impl GetError {

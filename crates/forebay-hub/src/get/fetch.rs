@@ -14,11 +14,11 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::digest::{Digest, Hasher};
 use crate::output::folder::free_bytes;
 
 use super::backoff::Patience;
 use super::client::{About, Again, Client, Trouble, header, lock};
-use super::digest::Hasher;
 use super::error::GetError;
 use super::part::Part;
 use super::permits::{Permits, Tally};
@@ -97,7 +97,7 @@ impl Job<'_> {
         loop {
             let (ended, bytes) = self.attempt(single)?;
             let found = match ended {
-                Ok(found) if found == self.part.digest.hex() => return Ok(()),
+                Ok(found) if found == self.part.digest => return Ok(()),
                 Err(End::Failed(error)) => return Err(error),
                 Ok(found) => Some(found),
                 Err(End::Unranged) => {
@@ -115,12 +115,12 @@ impl Job<'_> {
             match found {
                 Some(found) if damaged => {
                     let digest = &self.part.digest;
-                    let (algorithm, expected) = (digest.algorithm(), digest.hex().to_owned());
+                    let (algorithm, expected) = (digest.algorithm().name(), digest.hex().to_owned());
                     return Err(GetError::Mismatch {
                         file: self.name.to_owned(),
                         algorithm,
                         expected,
-                        found,
+                        found: found.hex().to_owned(),
                     });
                 }
                 Some(_) => {
@@ -133,7 +133,7 @@ impl Job<'_> {
     }
 
     /// One attempt, which goes on where the journal ends: the digest of the whole, and the bytes that were counted.
-    fn attempt(&self, single: bool) -> Result<(Result<String, End>, u64), GetError> {
+    fn attempt(&self, single: bool) -> Result<(Result<Digest, End>, u64), GetError> {
         let (file, done) = self.part.open()?;
         self.run.tally.done.fetch_add(done.bytes(), Ordering::Relaxed);
         let todo = done.gaps(self.part.size);
@@ -168,10 +168,10 @@ impl Job<'_> {
     }
 
     /// Hashes and journals what arrives, until all is there or no worker is left. `None`: not all is there.
-    fn keep(&self, shared: &Shared, mut file: &File) -> Result<Option<String>, GetError> {
+    fn keep(&self, shared: &Shared, mut file: &File) -> Result<Option<Digest>, GetError> {
         let size = self.part.size;
         let failed = |cause| GetError::at("read", &self.part.path, cause);
-        let mut hasher = Hasher::new(&self.part.digest, size);
+        let mut hasher = Hasher::new(self.part.digest.algorithm(), size);
         let (mut hashed, mut noted) = (0, None);
         let (started, mut last) = (Instant::now(), Instant::now());
         let mut buffer = vec![0; (1 << 20).min(size as usize).max(1)];

@@ -3,7 +3,8 @@
 use forebay_store::json::parse_object;
 use serde_json::{Map, Value};
 
-use super::digest::{Digest, is_hex};
+use crate::digest::{Digest, FileDigest, is_hex};
+
 use super::error::GetError;
 use super::name::{self, RepoId};
 
@@ -21,6 +22,13 @@ pub struct RemoteFile {
     pub size: u64,
     /// What proves it.
     pub digest: Digest,
+}
+
+impl RemoteFile {
+    /// Size and digest.
+    pub fn proof(&self) -> FileDigest {
+        FileDigest { size: self.size, digest: self.digest.clone() }
+    }
 }
 
 /// A repository at one commit.

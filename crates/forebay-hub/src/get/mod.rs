@@ -1,7 +1,7 @@
 //! Models from a hub, byte for byte as it promised.
 //!
 //! - [`Hub`]: lists a repository at one commit, reads bytes of a file, fetches one file or a whole model.
-//! - [`config`], [`name`], [`listing`], [`digest`]: what is asked for, and what a hub answers. Nothing of it is trusted.
+//! - [`config`], [`name`], [`listing`]: what is asked for, and what a hub answers. Nothing of it is trusted.
 //! - `client`, `url`, `proxy`, `backoff`: one request and the next attempt. `fetch`, `part`, `ranges`: one file.
 //! - `model`, `place`, [`record`]: all files of a model, and where they go.
 //!
@@ -11,9 +11,9 @@
 mod backoff;
 mod client;
 pub mod config;
-pub mod digest;
 mod error;
 mod fetch;
+mod headers;
 pub mod listing;
 mod model;
 pub mod name;
@@ -30,7 +30,6 @@ use std::ops::Range;
 use std::path::Path;
 
 pub use config::{HubConfig, Proxies, Retry, Token};
-pub use digest::Digest;
 pub use error::GetError;
 pub use listing::{Listing, RemoteFile};
 pub use model::{Got, Prepared, Request};

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::digest::hash_file;
 use crate::output::folder::free_bytes;
 
 use super::Hub;
 use super::client::lock;
-use super::digest::{Digest, hash_file};
 use super::error::GetError;
 use super::fetch::{Job, Run};
 use super::listing::{Listing, RemoteFile};
@@ -252,12 +252,14 @@ impl Prepared<'_> {
     fn check(&self, run: &Run<'_>, file: &RemoteFile) -> Result<bool, GetError> {
         let path = self.place.target(file);
         let counted = AtomicU64::new(0);
-        let found = hash_file(&path, &file.digest, file.size, run.stop, &|bytes| {
+        let found = hash_file(&path, file.digest.algorithm(), &mut |bytes| {
             counted.fetch_add(bytes, Ordering::Relaxed);
             run.tally.done.fetch_add(bytes, Ordering::Relaxed);
             (run.watch.seen)(run.tally.event());
+            !run.stop.is_raised()
         })?;
-        if found == file.digest.hex() {
+        let found = found.ok_or(GetError::Cancelled)?;
+        if found == file.proof() {
             return Ok(true);
         }
         run.tally.done.fetch_sub(counted.into_inner(), Ordering::Relaxed);
@@ -289,8 +291,7 @@ struct Books<'a> {
 impl Books<'_> {
     fn enter(&self, name: &str, file: &RemoteFile) -> Result<(), GetError> {
         let mut state = lock(&self.state);
-        let entry: (u64, Digest) = (file.size, file.digest.clone());
-        state.0.files.insert(name.to_owned(), entry);
+        state.0.files.insert(name.to_owned(), file.proof());
         if state.1.elapsed() >= RECORD_EVERY {
             state.0.write(&self.place.record)?;
             state.1 = Instant::now();

@@ -12,10 +12,10 @@ use std::path::PathBuf;
 use forebay_store::json::parse_object;
 use serde_json::{Value, json};
 
+use crate::digest::Digest;
 use crate::output::{FileError, file};
 
 use super::client::read_body;
-use super::digest::Digest;
 use super::error::GetError;
 use super::ranges::Ranges;
 

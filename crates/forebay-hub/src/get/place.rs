@@ -127,7 +127,7 @@ impl Place {
     /// What is there of a file.
     pub fn found(&self, repo: &str, file: &RemoteFile, verified: &[Record]) -> Result<Found, GetError> {
         let target = self.target(file);
-        let known = (file.size, file.digest.clone());
+        let known = file.proof();
         let is_verified = match self.repo_dir {
             Some(_) => verified.iter().any(|record| record.files.values().any(|entry| *entry == known)),
             None => verified.iter().any(|record| record.files.get(&file.name) == Some(&known)),

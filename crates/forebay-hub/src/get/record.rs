@@ -8,10 +8,10 @@ use std::path::Path;
 use forebay_store::json::parse_object;
 use serde_json::{Map, Value, json};
 
+use crate::digest::{Digest, FileDigest};
 use crate::output::{FileError, file};
 
 use super::client::read_body;
-use super::digest::Digest;
 use super::error::GetError;
 use super::name;
 
@@ -32,7 +32,7 @@ pub struct Record {
     /// The commit that it stood for.
     pub commit: String,
     /// Size and digest of every file that was verified.
-    pub files: BTreeMap<String, (u64, Digest)>,
+    pub files: BTreeMap<String, FileDigest>,
 }
 
 impl Record {
@@ -77,7 +77,7 @@ impl Record {
         let file = |(name, entry): (&String, &Value)| {
             let digest = Digest::parse(entry.get("digest")?.as_str()?)?;
             name::fault(name).is_none().then_some(())?;
-            Some((name.clone(), (entry.get("bytes")?.as_u64()?, digest)))
+            Some((name.clone(), FileDigest { size: entry.get("bytes")?.as_u64()?, digest }))
         };
         Some(Self {
             endpoint: text("endpoint")?,
@@ -92,8 +92,8 @@ impl Record {
     pub(super) fn write(&self, path: &Path) -> Result<(), GetError> {
         let files = self.files.iter();
         let files: Map<String, Value> = files
-            .map(|(name, (bytes, digest))| {
-                (name.clone(), json!({"bytes": bytes, "digest": digest.to_string()}))
+            .map(|(name, FileDigest { size, digest })| {
+                (name.clone(), json!({"bytes": size, "digest": digest.to_string()}))
             })
             .collect();
         let root = json!({
@@ -123,7 +123,7 @@ mod tests {
             repo: "a/b".to_owned(),
             revision: "main".to_owned(),
             commit: "c".repeat(40),
-            files: BTreeMap::from([("x/y.json".to_owned(), (7, digest))]),
+            files: BTreeMap::from([("x/y.json".to_owned(), FileDigest { size: 7, digest })]),
         };
         let snapshot = dir.path().join("snapshots").join("c".repeat(40));
         for (path, folder) in [

@@ -25,6 +25,13 @@ pub enum Event {
         /// Bytes that arrived in this run, those that had to be thrown away included.
         arrived: u64,
     },
+    /// One file of many begins to be fetched.
+    Started {
+        /// The file.
+        file: String,
+        /// Its bytes.
+        bytes: u64,
+    },
     /// A pause before something is tried again.
     Waiting {
         /// What is being fetched.

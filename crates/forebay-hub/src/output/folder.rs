@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
@@ -13,6 +13,14 @@ pub fn names(dir: &Path) -> Result<BTreeSet<String>, FileError> {
     let failed = |cause| FileError::new("list", dir, cause);
     let entries = fs::read_dir(dir).map_err(failed)?;
     entries.map(|entry| Ok(entry.map_err(failed)?.file_name().to_string_lossy().into_owned())).collect()
+}
+
+/// Regular files directly in `dir` that may be part of a model, links followed; hidden ones and Forebay's own apart.
+pub fn files(dir: &Path) -> Result<Vec<(String, PathBuf)>, FileError> {
+    let names = names(dir)?;
+    let ours = |name: &String| name.starts_with("forebay-") || name.starts_with('.') || name == "synth.lock";
+    let all = names.into_iter().filter(|name| !ours(name)).map(|name| (name.clone(), dir.join(name)));
+    Ok(all.filter(|(_, path)| path.is_file()).collect())
 }
 
 /// Takes the lock file `name` of `dir`, which is free again when the result is dropped. `None` if another process

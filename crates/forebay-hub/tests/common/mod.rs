@@ -111,7 +111,7 @@ impl HandOut {
 
     /// Bytes of a file.
     pub fn size(&mut self, file: usize) -> u64 {
-        fs::metadata(self.inner.take(file).unwrap()).unwrap().len()
+        fs::metadata(self.inner.take(file, &CancelToken::new()).unwrap()).unwrap().len()
     }
 
     fn path(&self, file: usize) -> PathBuf {
@@ -132,16 +132,20 @@ impl Source for HandOut {
         self.inner.text(name)
     }
 
-    fn take(&mut self, file: usize) -> Result<PathBuf, ConvertError> {
+    fn take(&mut self, file: usize, cancel: &CancelToken) -> Result<PathBuf, ConvertError> {
         assert_eq!(fs::read_dir(&self.at).unwrap().count(), 0, "one file at a time");
         (self.before_take)(file)?;
         self.taken.push(file);
-        fs::copy(self.inner.take(file)?, self.path(file)).unwrap();
+        fs::copy(self.inner.take(file, cancel)?, self.path(file)).unwrap();
         Ok(self.path(file))
     }
 
     fn release(&mut self, file: usize) {
         fs::remove_file(self.path(file)).unwrap();
+    }
+
+    fn room(&self, _: usize) -> u64 {
+        0
     }
 
     fn keeps_files(&self) -> bool {

@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 
 use forebay_core::CancelToken;
 use forebay_hub::get::{Event, GetError, Got, Hub, HubConfig, Record, Request, Retry, Target, Token, Watch};
+use forebay_hub::known::{Known, Origin};
+use forebay_hub::verify::census;
+use forebay_hub::verify::hash::{compare, hash_all};
 use forebay_testkit::hub::{self, COMMIT, Hub as Server, REPO};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -99,6 +102,22 @@ fn restarts(events: &[Event]) -> usize {
     events.iter().filter(|event| matches!(event, Event::Restarted { .. })).count()
 }
 
+/// What `verify --hash` does: every file is hashed and right, one apart, which is named.
+#[track_caller]
+fn verifies_but_for(dir: &Path, damaged: Option<&str>) {
+    let known = Known::of_folder(dir).unwrap();
+    assert_eq!(known.origins.iter().collect::<Vec<_>>(), [&Origin::Hub]);
+    let state = TempDir::new().unwrap();
+    let (state, cancel) = (state.path().join("s.json"), CancelToken::new());
+    let found = hash_all(dir, Some(&known.digests), &state, 2, &cancel, &mut |_, _| {}).unwrap();
+    assert_eq!(found.0.keys().collect::<Vec<_>>(), files().keys().collect::<Vec<_>>());
+    let before = census(dir).problems.len();
+    let mut report = census(dir);
+    compare(&known.digests, &found, &mut report);
+    let named: Vec<&str> = report.problems[before..].iter().map(|problem| &*problem.name).collect();
+    assert_eq!(named, damaged.into_iter().collect::<Vec<_>>());
+}
+
 #[test]
 fn a_model_arrives_whole_and_is_recorded() {
     let (server, dir) = (server(), TempDir::new().unwrap());
@@ -115,12 +134,23 @@ fn a_model_arrives_whole_and_is_recorded() {
         (record.repo.as_str(), record.commit.as_str(), record.revision.as_str()),
         (REPO, COMMIT, "main")
     );
-    for (name, (size, digest)) in &record.files {
+    for (name, known) in &record.files {
         let bytes = &files()[name];
         let expected = if bytes.len() >= 100_000 { hub::sha256(bytes) } else { hub::git_blob(bytes) };
-        assert_eq!((*size, digest.hex()), (bytes.len() as u64, expected.as_str()));
+        assert_eq!((known.size, known.digest.hex()), (bytes.len() as u64, expected.as_str()));
     }
     assert_eq!(record.files.len(), files().len());
+    verifies_but_for(dir.path(), None);
+    for name in files().into_keys().filter(|name| name != "empty.txt") {
+        let path = dir.path().join(&name);
+        let mut bytes = fs::read(&path).unwrap();
+        let middle = bytes.len() / 2;
+        for flip in [true, false] {
+            bytes[middle] ^= 1;
+            fs::write(&path, &bytes).unwrap();
+            verifies_but_for(dir.path(), flip.then_some(&name));
+        }
+    }
     // Several ranges of one file, and every file by its commit.
     let seen = server.seen();
     let ranges = seen.iter().filter(|seen| seen.storage && seen.range.is_some()).count();

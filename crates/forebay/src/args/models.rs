@@ -6,14 +6,16 @@ use clap::Args;
 use forebay_core::{ByteSize, Format};
 use forebay_hub::convert::{DEFAULT_MARGIN, Targets};
 
+use super::HubArgs;
+
 /// `forebay verify`.
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
     /// The model folder
     #[arg(value_name = "DIR")]
     pub dir: PathBuf,
-    /// Also read every byte and compare it with the recorded digests (forebay-digests.json, or the names of the blobs
-    /// in a Hugging Face cache)
+    /// Also read every byte and compare it with the digests that are known: from `forebay get`, from
+    /// forebay-digests.json, from the names of the blobs in a Hugging Face cache
     ///
     /// This fills the page cache with the model: never do it right before measuring a cold start. A run that was
     /// stopped goes on when the same command is given again.
@@ -33,7 +35,10 @@ pub struct VerifyArgs {
 /// `forebay convert`.
 #[derive(Debug, Args)]
 pub struct ConvertArgs {
-    /// The folder of the checkpoint: BF16, F16, F32, FP8 with blocks of 128 x 128, or NVFP4 (ModelOpt)
+    /// The checkpoint: BF16, F16, F32, FP8 with blocks of 128 x 128, or NVFP4 (ModelOpt); a folder, or where there is none
+    /// of that name a repository, as OWNER/NAME or OWNER/NAME@REVISION
+    ///
+    /// Of a repository one weight file after another is fetched, verified, converted and deleted.
     #[arg(value_name = "SRC")]
     pub source: PathBuf,
     /// The folder to write to: a new or empty one, or one where the same command was stopped
@@ -73,6 +78,8 @@ pub struct ConvertArgs {
     /// Leave this much of the disk free
     #[arg(long, value_name = "SIZE", default_value_t = ByteSize(DEFAULT_MARGIN))]
     pub margin: ByteSize,
+    #[command(flatten)]
+    pub hub: HubArgs,
     /// Threads that convert; they do not change a byte [default: the cores that may be used]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,

@@ -1,12 +1,14 @@
-//! `forebay convert`: a checkpoint becomes a model of small integers.
+//! `forebay convert`: a checkpoint, here or on a hub, becomes a model of small integers.
 
 mod quality;
 
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use forebay_core::ByteSize;
-use forebay_hub::convert::{ConvertError, Converted, Job, LocalFolder, Options};
+use forebay_core::{ByteSize, CancelToken};
+use forebay_hub::convert::{ConvertError, Converted, HubSource, Job, LocalFolder, Options, Source};
+use forebay_hub::get::{Hub, Watch, parse_reference};
 use forebay_hub::verify::census;
 use forebay_kernels::Team;
 use serde_json::{Value, json};
@@ -14,6 +16,7 @@ use serde_json::{Value, json};
 use crate::args::ConvertArgs;
 use crate::console::{self, Output};
 use crate::failure::{Exit, Failure};
+use crate::get::{Notes, surroundings};
 use crate::interrupt::Interrupt;
 use crate::progress::{Progress, Unit};
 use crate::prompt;
@@ -21,41 +24,27 @@ use crate::verify;
 
 /// Runs the verb.
 pub fn run(args: &ConvertArgs) -> Result<(), Failure> {
-    let threads = args.threads.map_or_else(Team::default_threads, usize::from).max(1);
-    let (mtp, indexer) = (!args.skip_mtp, !args.skip_indexer);
-    let options = Options { targets: args.targets(), mtp, indexer, margin: args.margin.0, threads };
     // Read now: nobody wants to learn after hours that the name was mistyped.
     let text = args.check_text.as_deref().map(prompt::read_file).transpose()?;
-    let mut source = LocalFolder::new(&args.source);
-    let job = Job::new(&mut source, options)?;
-    job.plan.notes.iter().for_each(|note| console::note(note));
-    let mut out = Output::new();
-    if args.plan {
-        return match args.json {
-            true => out.json(&plan_json(&job, threads)),
-            false => out.write(&plan_text(&args.out, &job, threads)),
-        };
-    }
-    console::diagnose(&format!(
-        "writing {} with {threads} threads and at most {} of memory\n",
-        ByteSize(job.plan.bytes()),
-        ByteSize(job.plan.memory_bound(threads)),
-    ));
     let interrupt = Interrupt::install()?;
-    let progress = Progress::start("converting", Unit::Bytes, job.plan.bytes());
+    let progress = OnceLock::new();
+    let begun = Begun { args, progress: &progress };
     let started = Instant::now();
-    let done = interrupt.during(|cancel| {
-        job.run(&mut source, &args.out, cancel, &mut |done, total| progress.update(done, total))
+    let done = interrupt.during(|cancel| match args.source.is_dir() {
+        true => begun.convert(&mut LocalFolder::new(&args.source), cancel),
+        false => begun.fetch_and_convert(cancel),
     });
     drop(progress);
-    let (done, time) = (done?, started.elapsed());
+    let (Some(done), time) = (done?, started.elapsed()) else { return Ok(()) };
     let report = census(&args.out);
+    let source = args.source.is_dir().then_some(args.source.as_path());
     let quality = match &text {
         Some(text) if report.is_sound() => {
-            Some(interrupt.during(|cancel| quality::compare(&args.source, &args.out, text, cancel))?)
+            Some(interrupt.during(|cancel| quality::compare(source, &args.out, text, cancel))?)
         }
         _ => None,
     };
+    let mut out = Output::new();
     match args.json {
         true => out.json(&json!({
             "path": args.out.display().to_string(),
@@ -78,6 +67,69 @@ pub fn run(args: &ConvertArgs) -> Result<(), Failure> {
     }
 }
 
+/// A conversion under way.
+struct Begun<'a> {
+    args: &'a ConvertArgs,
+    /// There once the work has begun.
+    progress: &'a OnceLock<Progress>,
+}
+
+impl Begun<'_> {
+    /// From a repository; what happens while its files are fetched is said.
+    fn fetch_and_convert(&self, cancel: &CancelToken) -> Result<Option<Converted>, Failure> {
+        let args = self.args;
+        let given = args.source.to_str().unwrap_or_default();
+        let (repo, revision) = parse_reference(given).map_err(|_| {
+            let shown = args.source.display();
+            Failure::usage(format!(
+                "{shown} is no folder that exists, and no repository (OWNER/NAME or OWNER/NAME@REVISION)"
+            ))
+        })?;
+        let hub = Hub::new(&surroundings::config(&args.hub)?)?;
+        let notes = Notes::default();
+        let seen = |event| {
+            if let Some(progress) = self.progress.get() {
+                notes.say(&event, progress);
+            }
+        };
+        let watch = Watch { cancel, seen: &seen };
+        let mut source = HubSource::open(&hub, &repo, &revision, &args.out, watch)?;
+        let listing = source.listing();
+        console::note(&match listing.revision == revision {
+            true => format!("{given} is no folder here: converting {repo} at commit {}", listing.commit),
+            false => format!("going on with {repo} at commit {}, which this was begun from", listing.commit),
+        });
+        self.convert(&mut source, cancel)
+    }
+
+    /// Plans and converts; nothing, if only the plan is asked for.
+    fn convert(&self, source: &mut dyn Source, cancel: &CancelToken) -> Result<Option<Converted>, Failure> {
+        let args = self.args;
+        let threads = args.threads.map_or_else(Team::default_threads, usize::from).max(1);
+        let (mtp, indexer) = (!args.skip_mtp, !args.skip_indexer);
+        let options = Options { targets: args.targets(), mtp, indexer, margin: args.margin.0, threads };
+        let job = Job::new(source, options)?;
+        job.plan.notes.iter().for_each(|note| console::note(note));
+        if args.plan {
+            let mut out = Output::new();
+            match args.json {
+                true => out.json(&plan_json(&job, threads))?,
+                false => out.write(&plan_text(&args.out, &job, threads))?,
+            }
+            return Ok(None);
+        }
+        console::diagnose(&format!(
+            "writing {} with {threads} threads and at most {} of memory\n",
+            ByteSize(job.plan.bytes()),
+            ByteSize(job.plan.memory_bound(threads)),
+        ));
+        let progress =
+            self.progress.get_or_init(|| Progress::start("converting", Unit::Bytes, job.plan.bytes()));
+        let done = job.run(source, &args.out, cancel, &mut |done, total| progress.update(done, total))?;
+        Ok(Some(done))
+    }
+}
+
 fn summary(dir: &Path, done: &Converted, time: Duration) -> String {
     let (dir, bytes) = (dir.display(), ByteSize(done.bytes));
     match (done.written, done.kept) {
@@ -92,16 +144,21 @@ fn summary(dir: &Path, done: &Converted, time: Duration) -> String {
 
 fn plan_text(dir: &Path, job: &Job, threads: usize) -> String {
     let plan = &job.plan;
+    let (read, room) = match job.fetch_bytes() {
+        None => (plan.read_bytes, "the source stays as it is"),
+        Some(bytes) => (bytes, "the result, one file of the source, and what is set aside of others"),
+    };
+    let verb = if job.fetch_bytes().is_some() { "fetch" } else { "read" };
     format!(
-        "read                {} of weights\n\
+        "{verb:<20}{} of weights\n\
          write               {} in {} weight files to {}\n\
-         peak disk           {} (the source stays as it is)\n\
+         peak disk           {} ({room})\n\
          memory              at most {} with {threads} threads\n",
-        ByteSize(plan.read_bytes),
+        ByteSize(read),
         ByteSize(plan.bytes()),
         plan.outputs.len(),
         dir.display(),
-        ByteSize(plan.bytes()),
+        ByteSize(job.disk_bytes()),
         ByteSize(plan.memory_bound(threads)),
     )
 }
@@ -112,7 +169,8 @@ fn plan_json(job: &Job, threads: usize) -> Value {
     json!({
         "read_bytes": plan.read_bytes,
         "bytes": plan.bytes(),
-        "peak_disk_bytes": plan.bytes(),
+        "fetch_bytes": job.fetch_bytes(),
+        "peak_disk_bytes": job.disk_bytes(),
         "streamed_peak_disk_bytes": job.streamed_disk_bytes(),
         "memory_bound_bytes": plan.memory_bound(threads),
         "threads": threads,
@@ -125,11 +183,13 @@ impl From<ConvertError> for Failure {
     fn from(error: ConvertError) -> Self {
         let exit = match error {
             ConvertError::Cancelled => return Self::Interrupted,
+            ConvertError::Get(error) => return error.into(),
             ConvertError::Config(_)
             | ConvertError::Json(_)
             | ConvertError::Catalog(_)
             | ConvertError::Shard(_)
-            | ConvertError::Digests(_)
+            | ConvertError::Known(_)
+            | ConvertError::Damaged { .. }
             | ConvertError::Layout { .. }
             | ConvertError::Quantised { .. }
             | ConvertError::Nvfp4 { .. }

@@ -20,10 +20,18 @@ pub struct Quality {
     before: Result<Vec<TokenScore>, String>,
 }
 
-/// Scores `text` with both models, one after the other.
-pub fn compare(source: &Path, result: &Path, text: &str, cancel: &CancelToken) -> Result<Quality, Failure> {
+/// Scores `text` with both models, one after the other, or with the result alone if the source is not on this machine.
+pub fn compare(
+    source: Option<&Path>,
+    result: &Path,
+    text: &str,
+    cancel: &CancelToken,
+) -> Result<Quality, Failure> {
     let options = EngineOptions { context: Some(WINDOW), ..Default::default() };
     let after = score::text(result, text, &options, "measuring the result", cancel)?;
+    let Some(source) = source else {
+        return Ok(Quality { after, before: Err("it is on a hub".to_owned()) });
+    };
     let before = match score::text(source, text, &options, "measuring the source", cancel) {
         Ok(scores) => Ok(scores),
         // Not every source can be run: NVFP4 cannot, and BF16 takes four times the memory.

@@ -1,7 +1,7 @@
 //! `forebay get`: downloads a model from a hub and verifies every byte of it.
 
 mod needs;
-mod surroundings;
+pub mod surroundings;
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ const NOTE_EVERY: Duration = Duration::from_secs(10);
 /// Runs the verb.
 pub fn run(args: &GetArgs) -> Result<(), Failure> {
     let (repo, revision) = parse_reference(&args.repo)?;
-    let hub = Hub::new(&surroundings::config(args)?)?;
+    let hub = Hub::new(&surroundings::config(&args.hub)?)?;
     let target = match &args.to {
         Some(dir) => Target::Folder(dir.clone()),
         None => Target::Cache(surroundings::cache()?),
@@ -66,9 +66,36 @@ fn look<'h>(
     Ok((prepared, needs))
 }
 
+/// What a user should know while files are fetched.
+#[derive(Default)]
+pub struct Notes {
+    /// When the last note about a pause was.
+    waited: Mutex<Option<Instant>>,
+}
+
+impl Notes {
+    /// Says what happened, unless it is too common to be worth it.
+    pub fn say(&self, event: &Event, progress: &Progress) {
+        match event {
+            Event::Waiting { what, why, pause } if *pause >= WORTH_A_NOTE => {
+                let Ok(mut waited) = self.waited.lock() else { return };
+                if waited.is_none_or(|at| at.elapsed() >= NOTE_EVERY) {
+                    progress.note(&format!("{what}: {why}; trying again in {} s", pause.as_secs()));
+                    *waited = Some(Instant::now());
+                }
+            }
+            Event::Restarted { file, why } => progress.note(&format!("{file}: {why}; it begins again")),
+            Event::Started { file, bytes } => {
+                progress.note(&format!("fetching {file}, {}", ByteSize(*bytes)))
+            }
+            _ => {}
+        }
+    }
+}
+
 fn fetch(prepared: &Prepared<'_>, cancel: &CancelToken) -> Result<Got, Failure> {
     let progress = Progress::start("downloading", Unit::Bytes, prepared.bytes());
-    let (so_far, noted) = (Mutex::new((0, 0)), Mutex::new(None::<Instant>));
+    let (so_far, notes) = (Mutex::new((0, 0)), Notes::default());
     let started = Instant::now();
     let watch = Watch {
         cancel,
@@ -79,15 +106,7 @@ fn fetch(prepared: &Prepared<'_>, cancel: &CancelToken) -> Result<Got, Failure> 
                     *so_far = (done, total);
                 }
             }
-            Event::Waiting { what, why, pause } if pause >= WORTH_A_NOTE => {
-                let Ok(mut noted) = noted.lock() else { return };
-                if noted.is_none_or(|at| at.elapsed() >= NOTE_EVERY) {
-                    progress.note(&format!("{what}: {why}; trying again in {} s", pause.as_secs()));
-                    *noted = Some(Instant::now());
-                }
-            }
-            Event::Restarted { file, why } => progress.note(&format!("{file}: {why}; it begins again")),
-            _ => {}
+            other => notes.say(&other, &progress),
         },
     };
     let got = prepared.run(&watch);

@@ -6,9 +6,6 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use forebay_core::ByteSize;
@@ -20,12 +17,8 @@ use crate::dirs;
 
 /// Most weight files whose headers are asked for.
 const MAX_FILES: usize = 1000;
-/// Bytes asked for at first; most headers are shorter.
-const FIRST: u64 = 256 << 10;
-/// Longest header, and longest config, that is asked for.
+/// Longest config that is asked for.
 const LONGEST: u64 = 32 << 20;
-/// Headers asked for at the same time.
-const AT_ONCE: usize = 8;
 
 /// What sketches are called, before the number of a process.
 const SKETCH: &str = "sketch-";
@@ -128,7 +121,10 @@ fn plan(hub: &Hub, prepared: &Prepared<'_>, watch: &Watch<'_>) -> Result<Memory,
         // Its length alone says what memory it takes.
         sketch.write("tokenizer.json", &[], tokenizer.size)?;
     }
-    headers(hub, prepared, &weights, &sketch, watch)?;
+    let headers = hub.headers(prepared.listing(), &weights, watch)?;
+    for (file, header) in weights.iter().zip(&headers) {
+        sketch.write(&file.name, header, file.size)?;
+    }
     let found = forebay_engine::inspect(&sketch.0, &EngineOptions::default());
     // Its path means nothing to the user.
     let sketched = format!("{}", sketch.0.display());
@@ -141,62 +137,6 @@ fn plan(hub: &Hub, prepared: &Prepared<'_>, watch: &Watch<'_>) -> Result<Memory,
         context: plan.context,
         available: found.memory.available,
     })
-}
-
-/// Writes the header of every file into the sketch, asking for several at a time.
-fn headers(
-    hub: &Hub,
-    prepared: &Prepared<'_>,
-    weights: &[&RemoteFile],
-    sketch: &Sketch,
-    watch: &Watch<'_>,
-) -> Result<(), Unplanned> {
-    let (next, failure) = (AtomicUsize::new(0), Mutex::new(None));
-    thread::scope(|scope| {
-        for _ in 0..AT_ONCE.min(weights.len()) {
-            scope.spawn(|| {
-                while let Some(file) = weights.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let done = header(hub, prepared, file, watch)
-                        .and_then(|bytes| sketch.write(&file.name, &bytes, file.size));
-                    if let (Err(error), Ok(mut failure)) = (done, failure.lock()) {
-                        failure.get_or_insert(error);
-                        // The others find nothing more to do.
-                        next.store(weights.len(), Ordering::Relaxed);
-                    }
-                }
-            });
-        }
-    });
-    match failure.into_inner() {
-        Ok(None) => Ok(()),
-        Ok(Some(error)) => Err(error),
-        Err(_) => Err(Unplanned::Because("a thread died".to_owned())),
-    }
-}
-
-/// The first bytes of a safetensors file: eight that give the length of the header, and the header.
-fn header(
-    hub: &Hub,
-    prepared: &Prepared<'_>,
-    file: &RemoteFile,
-    watch: &Watch<'_>,
-) -> Result<Vec<u8>, Unplanned> {
-    let listing = prepared.listing();
-    let mut bytes = hub.read_range(listing, file, 0..file.size.min(FIRST), watch)?;
-    let length = bytes.first_chunk().map(|length| u64::from_le_bytes(*length));
-    let end = length.and_then(|length| length.checked_add(8)).filter(|end| *end <= file.size);
-    let end = end.ok_or_else(|| Unplanned::Because(format!("{} is no safetensors file", file.name)))?;
-    if end > LONGEST {
-        return Err(Unplanned::Because(format!(
-            "the header of {} is too long to look into before",
-            file.name
-        )));
-    }
-    if end > bytes.len() as u64 {
-        bytes.extend(hub.read_range(listing, file, bytes.len() as u64..end, watch)?);
-    }
-    bytes.truncate(usize::try_from(end).unwrap_or(usize::MAX));
-    Ok(bytes)
 }
 
 /// A folder that looks like the model to somebody who reads headers. Dropping it deletes it.

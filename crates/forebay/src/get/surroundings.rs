@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use forebay_hub::get::config::DEFAULT_ENDPOINT;
 use forebay_hub::get::{GetError, HubConfig, Proxies, Token};
 
-use crate::args::GetArgs;
+use crate::args::HubArgs;
 use crate::dirs;
 use crate::failure::Failure;
 
@@ -16,7 +16,7 @@ use crate::failure::Failure;
 const MAX_TOKEN: u64 = 4096;
 
 /// The hub to use, and how.
-pub fn config(args: &GetArgs) -> Result<HubConfig, Failure> {
+pub fn config(args: &HubArgs) -> Result<HubConfig, Failure> {
     let endpoint = args.endpoint.clone().or_else(|| text(&["HF_ENDPOINT"]));
     Ok(HubConfig {
         endpoint: endpoint.unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned()),

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use crate::support::{arg, command, demo, forebay};
 
 /// A BF16 checkpoint of some ten megabytes in several files, with MTP layer and indexer.
-fn checkpoint() -> TempDir {
+pub fn checkpoint() -> TempDir {
     let dir = TempDir::new().unwrap();
     let shape = ["--shape", "tiny", "--experts", "12", "--dense", "1", "--moe", "1", "--expert-width", "128"];
     let more = ["--mtp", "--dsa", "--format", "bf16", "--file-size", "2M"];
@@ -20,7 +20,7 @@ fn checkpoint() -> TempDir {
 }
 
 /// Every file that makes the model, with its bytes.
-fn model_files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+pub fn model_files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let named = fs::read_dir(dir).unwrap().map(|entry| {
         let entry = entry.unwrap();
         (entry.file_name().into_string().unwrap(), entry.path())
@@ -56,8 +56,8 @@ fn a_checkpoint_is_converted_checked_and_run() {
 
     let verified = forebay(&["verify", arg(out.path()), "--hash", "--json"]).ok().json();
     assert_eq!(
-        (&verified["sound"], &verified["hash"]["origin"]),
-        (&true.into(), &"recorded".into()),
+        (&verified["sound"], &verified["hash"]["origins"]),
+        (&true.into(), &serde_json::json!(["recorded"])),
         "{verified:#}"
     );
     let shown = forebay(&["verify", arg(out.path())]).ok().stdout;

@@ -11,19 +11,10 @@ use std::time::Duration;
 use forebay_testkit::hub::{COMMIT, Hub, REPO};
 use tempfile::TempDir;
 
-use crate::support::{Done, arg, command, demo, forebay, scratch};
+use crate::support::{Done, arg, demo, forebay, online};
 
-/// The binary without the user's hub, token and proxies, and with a cache of its own.
 fn getting(args: &[&str]) -> Command {
-    let mut command = command(&[&["get"], args].concat());
-    for name in ["HF_ENDPOINT", "HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_CACHE", "SSL_CERT_FILE"] {
-        command.env_remove(name);
-    }
-    for name in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"] {
-        command.env_remove(name).env_remove(name.to_lowercase());
-    }
-    command.env("HF_HOME", scratch().join("no-such-home"));
-    command
+    online(&[&["get"], args].concat())
 }
 
 fn get(args: &[&str]) -> Done {
@@ -86,6 +77,26 @@ fn a_model_goes_into_the_cache_and_runs_from_there() {
     forebay(&["score", "--model", path, "--json", "Water runs down to the turbine."]).ok();
     let again = run(&["--json"]).ok().json();
     assert_eq!((&again["bytes_fetched"], &again["files_kept"]), (&0.into(), &4.into()));
+    // Every byte is checked against what the hub promised, and one that changes is named.
+    let verified = forebay(&["verify", path, "--hash", "--json"]).ok().json();
+    let hashed = (&verified["hash"]["origins"][0], &verified["hash"]["files"]);
+    assert_eq!(hashed, (&"hub".into(), &4.into()), "{verified:#}");
+    assert_eq!(
+        (&verified["hash"]["bytes"], &verified["hash"]["files_without_digest"]),
+        (&plan["bytes"], &0.into())
+    );
+    for name in ["model.safetensors", "tokenizer.json"] {
+        let blob = fs::canonicalize(Path::new(path).join(name)).unwrap();
+        let mut bytes = fs::read(&blob).unwrap();
+        let last = bytes.len() - 1;
+        for flip in [true, false] {
+            bytes[last] ^= 1;
+            fs::write(&blob, &bytes).unwrap();
+            let done = forebay(&["verify", path, "--hash", "--json"]);
+            let found = (done.code, done.json()["problems"][0]["name"].as_str().map(str::to_owned));
+            assert_eq!(found, if flip { (3, Some(name.to_owned())) } else { (0, None) }, "{done:#?}");
+        }
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod bench;
 mod chat;
 mod convert;
+mod convert_hub;
 mod damage;
 mod doctor;
 mod errors;

@@ -31,6 +31,19 @@ pub fn command(args: &[&str]) -> Command {
     command
 }
 
+/// The binary without the user's hub, token and proxies, and with a cache of its own.
+pub fn online(args: &[&str]) -> Command {
+    let mut command = command(args);
+    for name in ["HF_ENDPOINT", "HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_CACHE", "SSL_CERT_FILE"] {
+        command.env_remove(name);
+    }
+    for name in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"] {
+        command.env_remove(name).env_remove(name.to_lowercase());
+    }
+    command.env("HF_HOME", scratch().join("no-such-home"));
+    command
+}
+
 /// What a finished run left behind.
 #[derive(Debug)]
 pub struct Done {
