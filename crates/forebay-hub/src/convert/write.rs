@@ -1,19 +1,20 @@
 //! One conversion under way: the source's files one after another, each with what becomes of it.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use forebay_core::CancelToken;
-use forebay_core::quant::Encoded;
+use forebay_model::families::roles::Role;
 use forebay_store::layout::Extent;
-use forebay_store::shard::read_header;
 use sha2::{Digest as _, Sha256};
 
 use super::Options;
 use super::error::ConvertError;
 use super::input::Inputs;
+use super::loss::Loss;
 use super::manifest::Manifest;
-use super::plan::{Output, Piece, Plan, encode};
+use super::plan::{Made, Output, Piece, Plan, encode};
 use super::source::{Source, SourceFile};
 use crate::digests::{Digest, hex};
 use crate::output::FileError;
@@ -37,6 +38,8 @@ pub struct Run<'a> {
     pub manifest: Manifest,
     /// Bytes of the result that are there.
     pub written: u64,
+    /// What this run's part of the conversion lost, by kind of weight; empty unless it is measured.
+    pub losses: BTreeMap<Role, Loss>,
 }
 
 impl Run<'_> {
@@ -62,14 +65,14 @@ impl Run<'_> {
             let fetched = if source.keeps_files() { 0 } else { self.files[file].size };
             self.check_room(parts.saturating_add(fetched))?;
             let path = source.take(file)?;
-            self.check_unchanged(&path, &self.files[file])?;
+            check_unchanged(source, &path, &self.files[file])?;
             if !aside.is_empty() {
                 self.copy_aside(file, &path, &aside)?;
             }
             if let Some(output) = output {
                 let inputs = self.inputs(source, output, &path)?;
                 self.check_room(output.bytes)?;
-                let digest = self.write(output, &inputs)?;
+                let digest = self.write(output, &inputs, source.is_quantised())?;
                 self.manifest.complete(&output.name, digest)?;
             }
             source.release(file);
@@ -129,7 +132,7 @@ impl Run<'_> {
         for file in earlier.into_iter().filter(|file| *file != output.source) {
             if source.keeps_files() {
                 let path = source.take(file)?;
-                self.check_unchanged(&path, &self.files[file])?;
+                check_unchanged(source, &path, &self.files[file])?;
                 inputs.add_whole(file as u32, &path)?;
             } else {
                 let path = self.dir.join(aside_name(file));
@@ -137,15 +140,6 @@ impl Run<'_> {
             }
         }
         Ok(inputs)
-    }
-
-    /// The header says where everything is: it must be the one that was planned with.
-    fn check_unchanged(&self, path: &Path, planned: &SourceFile) -> Result<(), ConvertError> {
-        let (size, tensors) = read_header(path)?;
-        match size == planned.size && tensors == planned.tensors {
-            true => Ok(()),
-            false => Err(ConvertError::SourceChanged { path: path.to_owned() }),
-        }
     }
 
     fn check_room(&self, bytes: u64) -> Result<(), ConvertError> {
@@ -158,26 +152,30 @@ impl Run<'_> {
         }
     }
 
-    fn write(&mut self, output: &Output, inputs: &Inputs) -> Result<Digest, ConvertError> {
+    fn write(&mut self, output: &Output, inputs: &Inputs, measure: bool) -> Result<Digest, ConvertError> {
         let mut file = HashedFile::create(self.dir, &output.name)?;
         file.write(&output.header)?;
         let total = self.plan.bytes();
         let (written, cancel, progress) = (&mut self.written, self.cancel, &mut *self.progress);
+        let losses = &mut self.losses;
         *written += output.header.len() as u64;
         let make = |piece: &Piece| match piece {
-            Piece::Rows { item, rows } => encode(&output.items[*item], rows.clone(), inputs),
-            Piece::Scales | Piece::Zeros(_) => Ok(Encoded::default()),
+            Piece::Rows { item, rows } => encode(&output.items[*item], rows.clone(), inputs, measure),
+            Piece::Scales | Piece::Zeros(_) => Ok(Made::default()),
         };
         let mut scales: Vec<f32> = Vec::new();
-        let take = |piece: &Piece, made: Result<Encoded, ConvertError>| {
+        let take = |piece: &Piece, made: Result<Made, ConvertError>| {
             if cancel.is_cancelled() {
                 return Err(ConvertError::Cancelled);
             }
             let made = made?;
             let bytes = match piece {
-                Piece::Rows { .. } => {
-                    scales.extend(made.scales);
-                    made.codes
+                Piece::Rows { item, .. } => {
+                    if let Some(loss) = &made.loss {
+                        losses.entry(output.items[*item].role).or_default().add(loss);
+                    }
+                    scales.extend(made.encoded.scales);
+                    made.encoded.codes
                 }
                 Piece::Scales => scales.drain(..).flat_map(f32::to_le_bytes).collect(),
                 Piece::Zeros(count) => vec![0; *count as usize],
@@ -189,6 +187,14 @@ impl Run<'_> {
         };
         in_order(&output.pieces, self.options.threads, make, take)?;
         Ok(file.publish()?)
+    }
+}
+
+/// The header says where everything is: it must be the one that was planned with.
+fn check_unchanged(source: &dyn Source, path: &Path, planned: &SourceFile) -> Result<(), ConvertError> {
+    match source.is_unchanged(path, planned)? {
+        true => Ok(()),
+        false => Err(ConvertError::SourceChanged { path: path.to_owned() }),
     }
 }
 
