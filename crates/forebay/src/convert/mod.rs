@@ -6,10 +6,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use forebay_core::ByteSize;
-use forebay_hub::convert::{ConvertError, Converted, Job, LocalFolder, Options};
+use forebay_hub::convert::{
+    ConvertError, Converted, GgufModel, GgufSourceError, Job, LocalFolder, Loss, Options, Source,
+};
 use forebay_hub::verify::census;
 use forebay_kernels::Team;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::args::ConvertArgs;
 use crate::console::{self, Output};
@@ -26,8 +28,8 @@ pub fn run(args: &ConvertArgs) -> Result<(), Failure> {
     let options = Options { targets: args.targets(), mtp, indexer, margin: args.margin.0, threads };
     // Read now: nobody wants to learn after hours that the name was mistyped.
     let text = args.check_text.as_deref().map(prompt::read_file).transpose()?;
-    let mut source = LocalFolder::new(&args.source);
-    let job = Job::new(&mut source, options)?;
+    let mut source = open(args)?;
+    let job = Job::new(&mut *source, options)?;
     job.plan.notes.iter().for_each(|note| console::note(note));
     let mut out = Output::new();
     if args.plan {
@@ -45,7 +47,7 @@ pub fn run(args: &ConvertArgs) -> Result<(), Failure> {
     let progress = Progress::start("converting", Unit::Bytes, job.plan.bytes());
     let started = Instant::now();
     let done = interrupt.during(|cancel| {
-        job.run(&mut source, &args.out, cancel, &mut |done, total| progress.update(done, total))
+        job.run(&mut *source, &args.out, cancel, &mut |done, total| progress.update(done, total))
     });
     drop(progress);
     let (done, time) = (done?, started.elapsed());
@@ -63,11 +65,13 @@ pub fn run(args: &ConvertArgs) -> Result<(), Failure> {
             "files_written": done.written,
             "files_kept": done.kept,
             "seconds": time.as_secs_f64(),
+            "losses": losses_json(&done),
             "census": report.json(),
             "quality": quality.as_ref().map(quality::Quality::json),
         }))?,
         false => {
-            let mut shown = summary(&args.out, &done, time) + &verify::describe(&report);
+            let mut shown =
+                summary(&args.out, &done, time) + &losses_text(&done) + &verify::describe(&report);
             shown.extend(quality.map(|quality| quality.text()));
             out.write(&(shown + &verify::verdict(&report, false)))?;
         }
@@ -76,6 +80,37 @@ pub fn run(args: &ConvertArgs) -> Result<(), Failure> {
         true => Ok(()),
         false => Err(Failure::Reported { exit: Exit::Model }),
     }
+}
+
+/// The source: a folder, or a GGUF file.
+fn open(args: &ConvertArgs) -> Result<Box<dyn Source>, Failure> {
+    let is_gguf = args.source.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
+    match (&args.tokenizer, is_gguf && !args.source.is_dir()) {
+        (tokenizer, true) => Ok(Box::new(GgufModel::open(&args.source, tokenizer.as_deref())?)),
+        (None, false) => Ok(Box::new(LocalFolder::new(&args.source))),
+        (Some(_), false) => Err(Failure::new(
+            Exit::Usage,
+            "--tokenizer is for GGUF files; a folder's own tokenizer is copied: leave the option out"
+                .to_owned(),
+        )),
+    }
+}
+
+fn losses_text(done: &Converted) -> String {
+    if done.losses.is_empty() {
+        return String::new();
+    }
+    let mut out = "lost on top of the source's own quantisation, by the files written now:\n".to_owned();
+    for (role, loss) in &done.losses {
+        let (rms, max) = (100.0 * loss.rms(), 100.0 * loss.max);
+        out += &format!("  {:<18} {rms:.4} % RMS, at most {max:.4} % of a row's largest\n", role.to_string());
+    }
+    out
+}
+
+fn losses_json(done: &Converted) -> Value {
+    let loss = |loss: &Loss| json!({"weights": loss.weights, "rms": loss.rms(), "max": loss.max});
+    done.losses.iter().map(|(role, of)| (role.to_string(), loss(of))).collect::<Map<_, _>>().into()
 }
 
 fn summary(dir: &Path, done: &Converted, time: Duration) -> String {
@@ -123,7 +158,12 @@ fn plan_json(job: &Job, threads: usize) -> Value {
 
 impl From<ConvertError> for Failure {
     fn from(error: ConvertError) -> Self {
-        let exit = match error {
+        let exit = match &error {
+            ConvertError::Gguf { error, .. }
+                if matches!(**error, GgufSourceError::NoTokenizer | GgufSourceError::Tokenizer { .. }) =>
+            {
+                Exit::Usage
+            }
             ConvertError::Cancelled => return Self::Interrupted,
             ConvertError::Config(_)
             | ConvertError::Json(_)
@@ -135,6 +175,7 @@ impl From<ConvertError> for Failure {
             | ConvertError::Nvfp4 { .. }
             | ConvertError::Nvfp4Scale { .. }
             | ConvertError::NotFinite { .. }
+            | ConvertError::Gguf { .. }
             | ConvertError::TooLarge { .. } => Exit::Model,
             ConvertError::Ambiguous { .. }
             | ConvertError::Format { .. }
