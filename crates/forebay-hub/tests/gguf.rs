@@ -142,7 +142,8 @@ fn what_cannot_be_read_is_refused_by_name() {
     let one = |file: &mut Gguf, name: &str, change: &dyn Fn(&mut forebay_testkit::gguf::GgufTensor)| {
         change(file.tensors.iter_mut().find(|tensor| tensor.name == name).unwrap());
     };
-    let cases: [(&dyn Fn(&mut Gguf), &[&str]); 16] = [
+    type Case<'a> = (&'a dyn Fn(&mut Gguf), &'a [&'a str]);
+    let cases: [Case<'_>; 16] = [
         (
             &|f| one(f, "blk.1.ffn_up_exps.weight", &|t| t.kind = 13),
             &["blk.1.ffn_up_exps.weight", "Q5_K", "Q8_0"],

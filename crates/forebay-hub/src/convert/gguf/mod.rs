@@ -1,6 +1,6 @@
 //! A GGUF file, or a model split into several, as a source.
 //!
-//! - [`config`]: the metadata as a `config.json`. [`names`]: the tensors by the names they have here.
+//! - `config`: the metadata as a `config.json`. [`names`]: the tensors by the names they have here.
 //!
 //! Every layer of a file counts as a weight file of its own, so that a stopped conversion goes on behind the last
 //! complete layer even if the model is a single file. docs/convert.md says what is read and what is refused.
