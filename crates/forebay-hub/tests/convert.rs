@@ -8,9 +8,10 @@ use std::fs;
 use std::path::Path;
 use std::rc::Rc;
 
-use common::{CASES, HandOut, bytes, convert, copy, format, golden, int4_g64, model_files, options, run};
+use common::{
+    CASES, HandOut, bytes, convert, copy, format, golden, int4_g64, model_files, options, run, scores,
+};
 use forebay_core::{CancelToken, Format};
-use forebay_engine::{Engine, EngineOptions, Session};
 use forebay_hub::convert::layout::FILLER;
 use forebay_hub::convert::{ConvertError, Job, LocalFolder, Options, Targets};
 use forebay_hub::digest::{Algorithm, FileDigest};
@@ -110,14 +111,6 @@ fn results_are_whole_models_that_the_engine_runs() {
             assert_eq!(before, after, "{case} {to}");
         }
     }
-}
-
-fn scores(dir: &Path, quantise: Option<Format>) -> Vec<forebay_engine::TokenScore> {
-    let options = EngineOptions { context: Some(32), threads: Some(1), quantise, ..Default::default() };
-    let mut engine = Engine::open(dir, options, &mut |_, _| {}).unwrap();
-    let tokens: Vec<u32> = (0..24).map(|n| (n * 7 + 3) % 67).collect();
-    let mut session = Session::new(&engine);
-    session.score(&mut engine, &tokens, &CancelToken::new(), None, &mut |_| {}).unwrap()
 }
 
 /// Container spec section 7 and conversion spec section 1: one read an expert, from a whole page on, codes first.

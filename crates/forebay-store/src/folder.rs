@@ -22,7 +22,7 @@ pub fn advice(path: &Path) -> String {
     }
     let name = path.to_string_lossy();
     if name.ends_with(".gguf") {
-        "it is a GGUF file; Forebay reads a folder with config.json and safetensors files instead".to_owned()
+        "it is a GGUF file; `forebay convert FILE DIR --tokenizer DIR` makes a model folder of it".to_owned()
     } else if name.ends_with(".safetensors") || name.ends_with(".json") {
         "it is a file; give the folder that holds it".to_owned()
     } else {
@@ -48,7 +48,9 @@ fn inside(dir: &Path) -> String {
     let names = entry_names(dir);
     let some = |suffix: &str| names.iter().find(|name| name.ends_with(suffix));
     if let Some(name) = some(".gguf") {
-        return format!("it holds a GGUF file ({name}); Forebay reads safetensors files instead");
+        return format!(
+            "it holds a GGUF file ({name}); `forebay convert {name} DIR --tokenizer DIR` makes a model folder of it"
+        );
     }
     if names.iter().any(|name| name == UNFINISHED_PACK) {
         return "packing into it did not finish; give the same forebay pack command again".to_owned();

@@ -12,6 +12,7 @@ use forebay_store::json::JsonError;
 use forebay_store::layout::LayoutError;
 use forebay_store::shard::ShardError;
 
+use super::gguf::GgufSourceError;
 use crate::get::GetError;
 use crate::known::KnownError;
 use crate::output::FileError;
@@ -244,6 +245,14 @@ pub enum ConvertError {
         path: PathBuf,
         /// What the system said.
         cause: io::Error,
+    },
+    /// A GGUF file cannot be converted.
+    #[error("{}: {error}", path.display())]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        error: Box<GgufSourceError>,
     },
     /// A weight could not be read.
     #[error(transparent)]

@@ -1,14 +1,16 @@
 //! A checkpoint becomes a model of small integers.
 //!
-//! - [`source`]: where the checkpoint is. [`targets`]: what every part of it becomes.
+//! - [`source`]: where the checkpoint is; [`gguf`]: it may be a GGUF file. [`targets`]: what every part of it becomes.
 //! - [`plan`], [`layout`]: every byte's place, before the first is written. `weight`, `input`: one matrix, read and decoded.
-//! - `write`, [`manifest`]: one file after another, and what was done already.
+//! - `write`, [`manifest`]: one file after another, and what was done already. [`Loss`]: what that changed.
 //!
 //! docs/convert.md says what comes out, and how much memory and disk it takes.
 
 mod error;
+pub mod gguf;
 mod input;
 pub mod layout;
+mod loss;
 pub mod manifest;
 pub mod plan;
 pub mod source;
@@ -23,11 +25,14 @@ use std::path::Path;
 use forebay_core::CancelToken;
 use forebay_model::ModelSpec;
 use forebay_model::families::glm;
+use forebay_model::families::roles::Role;
 use forebay_store::config::ConfigFile;
 use forebay_store::json::parse_object;
 use serde_json::{Map, Value, json};
 
 pub use error::ConvertError;
+pub use gguf::{GgufModel, GgufSourceError};
+pub use loss::Loss;
 pub use plan::Plan;
 pub use source::hub::HubSource;
 pub use source::{LocalFolder, Source, SourceFile};
@@ -82,7 +87,7 @@ pub struct Job {
 }
 
 /// What a run did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Converted {
     /// Bytes of all weight files.
     pub bytes: u64,
@@ -90,6 +95,8 @@ pub struct Converted {
     pub written: usize,
     /// Weight files that were there.
     pub kept: usize,
+    /// What the files written by this run lost, by kind of weight. Measured for sources that were quantised before.
+    pub losses: BTreeMap<Role, Loss>,
 }
 
 impl Job {
@@ -147,10 +154,21 @@ impl Job {
         self.check_shards(dir)?;
         manifest.write()?;
         let (plan, files, options) = (&self.plan, &self.files[..], &self.options);
-        let mut run = Run { dir, plan, files, options, cancel, progress, manifest, written: 0 };
+        let mut run = Run {
+            dir,
+            plan,
+            files,
+            options,
+            cancel,
+            progress,
+            manifest,
+            written: 0,
+            losses: BTreeMap::new(),
+        };
         let written = run.all(source)?;
         self.finish(source, dir, &run.manifest)?;
-        Ok(Converted { bytes: plan.bytes(), written, kept: plan.outputs.len() - written })
+        let kept = plan.outputs.len() - written;
+        Ok(Converted { bytes: plan.bytes(), written, kept, losses: run.losses })
     }
 
     /// What must be the same for a run to go on where another ended.

@@ -14,12 +14,13 @@ use forebay_model::experts::is_fused;
 use forebay_model::families::glm;
 use forebay_model::families::roles::{Role, Shape, TensorNeed};
 use forebay_store::catalog::Catalog;
-use forebay_store::layout::{self, Extent, LayoutError, WeightLayout};
+use forebay_store::layout::{self, Extent, LayoutError};
 
 use super::Options;
 use super::error::ConvertError;
 use super::layout::output;
-use super::weight::{self, Weight};
+use super::loss::Loss;
+use super::weight::{self, Weight, stored};
 use crate::output::ordered::AHEAD;
 
 /// Weight files that the reference engine takes (container spec section 3).
@@ -33,6 +34,8 @@ const MEMORY_PER_TENSOR: u64 = 2 << 10;
 pub struct Item {
     /// Its name.
     pub name: String,
+    /// What it is for.
+    pub role: Role,
     /// Its format in the result.
     pub format: Format,
     /// Rows; 1 for a vector.
@@ -153,8 +156,8 @@ impl Output {
                     let rows = rows.len() as u64;
                     let scales = 4 * item.format.scale_count(1, item.cols).unwrap_or(0) as u64 * rows;
                     let codes = item.format.row_bytes(item.cols).unwrap_or(0) as u64 * rows;
-                    // Read, one row of f32 and one of codes not yet packed, and what waits to be written.
-                    let read = item.from.row_bytes() as u64 * rows + 6 * item.cols as u64;
+                    // Read, two rows of f32 and one of codes not yet packed, and what waits to be written.
+                    let read = item.from.read_bytes(rows) + 10 * item.cols as u64;
                     piece = piece.max(read + (AHEAD as u64 + 2) * (codes + scales));
                     held += scales;
                     stash = stash.max(2 * held);
@@ -182,10 +185,8 @@ impl Finder<'_> {
         for need in needs {
             let from = match need.shape {
                 Shape::Matrix { rows, cols } => weight::matrix(self.catalog, &need.name, rows, cols),
-                Shape::FloatMatrix { rows, cols } => {
-                    stored(layout::float_matrix(self.catalog, &need.name, rows, cols))
-                }
-                Shape::Vector { len } => stored(layout::vector(self.catalog, &need.name, len)),
+                Shape::FloatMatrix { rows, cols } => weight::floats(self.catalog, &need.name, &[rows, cols]),
+                Shape::Vector { len } => weight::floats(self.catalog, &need.name, &[len]),
             };
             if let Some(from) = self.note(from)? {
                 units.push(vec![self.item(need, from)?]);
@@ -215,7 +216,7 @@ impl Finder<'_> {
                 need.role = role;
                 let separate = || match need.shape {
                     Shape::Matrix { rows, cols } => weight::matrix(self.catalog, &need.name, rows, cols),
-                    _ => stored(layout::vector(self.catalog, &need.name, 0)),
+                    _ => weight::floats(self.catalog, &need.name, &[]),
                 };
                 let from = found.unwrap_or_else(separate);
                 if let Some(from) = self.note(from)? {
@@ -296,7 +297,7 @@ impl Finder<'_> {
         if read != asked && read != Format::Int4Row {
             return Err(ConvertError::Ambiguous { tensor: name, asked, read, cols });
         }
-        Ok(Item { name, format: read, rows, cols, is_vector, from })
+        Ok(Item { name, role: need.role, format: read, rows, cols, is_vector, from })
     }
 
     fn finish(self) -> Result<(), ConvertError> {
@@ -307,17 +308,25 @@ impl Finder<'_> {
     }
 }
 
-fn stored(found: Result<WeightLayout, LayoutError>) -> Result<Weight, ConvertError> {
-    found.map(Weight::Stored).map_err(|first| ConvertError::Layout { first, count: 1 })
+/// Some rows of an item, converted.
+#[derive(Debug, Default)]
+pub struct Made {
+    /// Their codes and scales.
+    pub encoded: quant::Encoded,
+    /// What that changed, if it was measured.
+    pub loss: Option<Loss>,
 }
 
-/// Codes and scales of some rows of an item.
+/// Codes and scales of some rows of an item, and what they lost if that is to be measured.
 pub fn encode(
     item: &Item,
     rows: Range<usize>,
     inputs: &super::input::Inputs,
-) -> Result<quant::Encoded, ConvertError> {
+    measure: bool,
+) -> Result<Made, ConvertError> {
     let mut out = quant::Encoded::default();
+    let mut loss = measure.then(Loss::default);
+    let mut scratch = Vec::new();
     out.codes.reserve_exact(item.format.row_bytes(item.cols).unwrap_or(0) * rows.len());
     out.scales.reserve_exact(item.format.scale_count(1, item.cols).unwrap_or(0) * rows.len());
     item.from.decode(inputs, rows, &mut |row, values| {
@@ -325,7 +334,11 @@ pub fn encode(
             let (tensor, value) = (item.name.clone(), values[column]);
             return Err(ConvertError::NotFinite { tensor, value, row, column });
         }
-        Ok(quant::encode_row(item.format, values, &mut out)?)
+        quant::encode_row(item.format, values, &mut out)?;
+        if let Some(loss) = &mut loss {
+            loss.add_row(item.format, values, &out, &mut scratch);
+        }
+        Ok(())
     })?;
-    Ok(out)
+    Ok(Made { encoded: out, loss })
 }

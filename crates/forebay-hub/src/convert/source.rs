@@ -57,6 +57,17 @@ pub trait Source {
     /// Whether every file can be taken at any time at no cost. If not, what is needed later of a file is set aside
     /// before the file is released, so that one file at a time is enough.
     fn keeps_files(&self) -> bool;
+
+    /// Whether the file at `path` still is the one that was planned with.
+    fn is_unchanged(&self, path: &Path, planned: &SourceFile) -> Result<bool, ConvertError> {
+        let (size, tensors) = read_header(path)?;
+        Ok(size == planned.size && tensors == planned.tensors)
+    }
+
+    /// Whether the weights were quantised before, by something else: then what is lost on top is measured.
+    fn is_quantised(&self) -> bool {
+        false
+    }
 }
 
 /// A folder with all files.

@@ -1,18 +1,19 @@
 //! One conversion under way: the source's files one after another, each with what becomes of it.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use forebay_core::CancelToken;
-use forebay_core::quant::Encoded;
+use forebay_model::families::roles::Role;
 use forebay_store::layout::Extent;
-use forebay_store::shard::read_header;
 
 use super::Options;
 use super::error::ConvertError;
 use super::input::Inputs;
+use super::loss::Loss;
 use super::manifest::Manifest;
-use super::plan::{Output, Piece, Plan, encode};
+use super::plan::{Made, Output, Piece, Plan, encode};
 use super::source::hub::WORK;
 use super::source::{Source, SourceFile};
 use crate::digest::{Algorithm, FileDigest, Hasher};
@@ -37,6 +38,8 @@ pub struct Run<'a> {
     pub manifest: Manifest,
     /// Bytes of the result that are there.
     pub written: u64,
+    /// What this run's part of the conversion lost, by kind of weight; empty unless it is measured.
+    pub losses: BTreeMap<Role, Loss>,
 }
 
 impl Run<'_> {
@@ -69,7 +72,7 @@ impl Run<'_> {
             if let Some(output) = output {
                 let inputs = self.inputs(source, output, &path)?;
                 self.check_room(output.bytes)?;
-                let digest = self.write(output, &inputs)?;
+                let digest = self.write(output, &inputs, source.is_quantised())?;
                 self.manifest.complete(&output.name, digest)?;
             }
             source.release(file);
@@ -147,20 +150,11 @@ impl Run<'_> {
     fn take(&mut self, source: &mut dyn Source, file: usize) -> Result<PathBuf, ConvertError> {
         let path = source.take(file, self.cancel)?;
         let planned = &self.files[file];
-        self.check_unchanged(&path, planned)?;
+        check_unchanged(source, &path, planned)?;
         if let Some(digest) = &planned.digest {
             self.manifest.verified.insert(planned.name.clone(), digest.to_string());
         }
         Ok(path)
-    }
-
-    /// The header says where everything is: it must be the one that was planned with.
-    fn check_unchanged(&self, path: &Path, planned: &SourceFile) -> Result<(), ConvertError> {
-        let (size, tensors) = read_header(path)?;
-        match size == planned.size && tensors == planned.tensors {
-            true => Ok(()),
-            false => Err(ConvertError::SourceChanged { path: path.to_owned() }),
-        }
     }
 
     fn check_room(&self, bytes: u64) -> Result<(), ConvertError> {
@@ -173,26 +167,30 @@ impl Run<'_> {
         }
     }
 
-    fn write(&mut self, output: &Output, inputs: &Inputs) -> Result<FileDigest, ConvertError> {
+    fn write(&mut self, output: &Output, inputs: &Inputs, measure: bool) -> Result<FileDigest, ConvertError> {
         let mut file = HashedFile::create(self.dir, &output.name)?;
         file.write(&output.header)?;
         let total = self.plan.bytes();
         let (written, cancel, progress) = (&mut self.written, self.cancel, &mut *self.progress);
+        let losses = &mut self.losses;
         *written += output.header.len() as u64;
         let make = |piece: &Piece| match piece {
-            Piece::Rows { item, rows } => encode(&output.items[*item], rows.clone(), inputs),
-            Piece::Scales | Piece::Zeros(_) => Ok(Encoded::default()),
+            Piece::Rows { item, rows } => encode(&output.items[*item], rows.clone(), inputs, measure),
+            Piece::Scales | Piece::Zeros(_) => Ok(Made::default()),
         };
         let mut scales: Vec<f32> = Vec::new();
-        let take = |piece: &Piece, made: Result<Encoded, ConvertError>| {
+        let take = |piece: &Piece, made: Result<Made, ConvertError>| {
             if cancel.is_cancelled() {
                 return Err(ConvertError::Cancelled);
             }
             let made = made?;
             let bytes = match piece {
-                Piece::Rows { .. } => {
-                    scales.extend(made.scales);
-                    made.codes
+                Piece::Rows { item, .. } => {
+                    if let Some(loss) = &made.loss {
+                        losses.entry(output.items[*item].role).or_default().add(loss);
+                    }
+                    scales.extend(made.encoded.scales);
+                    made.encoded.codes
                 }
                 Piece::Scales => scales.drain(..).flat_map(f32::to_le_bytes).collect(),
                 Piece::Zeros(count) => vec![0; *count as usize],
@@ -204,6 +202,14 @@ impl Run<'_> {
         };
         in_order(&output.pieces, self.options.threads, AHEAD, make, take)?;
         Ok(file.publish()?)
+    }
+}
+
+/// The header says where everything is: it must be the one that was planned with.
+fn check_unchanged(source: &dyn Source, path: &Path, planned: &SourceFile) -> Result<(), ConvertError> {
+    match source.is_unchanged(path, planned)? {
+        true => Ok(()),
+        false => Err(ConvertError::SourceChanged { path: path.to_owned() }),
     }
 }
 

@@ -7,6 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use forebay_core::{CancelToken, Format};
+use forebay_engine::{Engine, EngineOptions, Session};
 use forebay_hub::convert::{ConvertError, Converted, Job, LocalFolder, Options, Source, SourceFile, Targets};
 use forebay_store::catalog::Catalog;
 use serde_json::{Value, json};
@@ -151,4 +152,13 @@ impl Source for HandOut {
     fn keeps_files(&self) -> bool {
         false
     }
+}
+
+/// What the engine predicts for a few tokens.
+pub fn scores(dir: &Path, quantise: Option<Format>) -> Vec<forebay_engine::TokenScore> {
+    let options = EngineOptions { context: Some(32), threads: Some(1), quantise, ..Default::default() };
+    let mut engine = Engine::open(dir, options, &mut |_, _| {}).unwrap();
+    let tokens: Vec<u32> = (0..24).map(|n| (n * 7 + 3) % 67).collect();
+    let mut session = Session::new(&engine);
+    session.score(&mut engine, &tokens, &CancelToken::new(), None, &mut |_| {}).unwrap()
 }

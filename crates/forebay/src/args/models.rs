@@ -35,8 +35,9 @@ pub struct VerifyArgs {
 /// `forebay convert`.
 #[derive(Debug, Args)]
 pub struct ConvertArgs {
-    /// The checkpoint: BF16, F16, F32, FP8 with blocks of 128 x 128, or NVFP4 (ModelOpt); a folder, or where there is none
-    /// of that name a repository, as OWNER/NAME or OWNER/NAME@REVISION
+    /// The checkpoint: BF16, F16, F32, FP8 with blocks of 128 x 128, or NVFP4 (ModelOpt); a folder, a GGUF file (the first,
+    /// if there are several) with weights in F32, F16, BF16, Q8_0, Q6_K, Q4_K or Q4_0, or where there is none of that name
+    /// a repository, as OWNER/NAME or OWNER/NAME@REVISION
     ///
     /// Of a repository one weight file after another is fetched, verified, converted and deleted.
     #[arg(value_name = "SRC")]
@@ -44,6 +45,9 @@ pub struct ConvertArgs {
     /// The folder to write to: a new or empty one, or one where the same command was stopped
     #[arg(value_name = "DST")]
     pub out: PathBuf,
+    /// For a GGUF file: the folder with the original model's tokenizer.json (and chat template, if it has one)
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: Option<PathBuf>,
     /// Format of routed experts, shared experts and dense layers: int4-g64 (or g16 to g256), int4-row, int8, int2-row,
     /// bf16, f16 or f32
     #[arg(long, value_name = "FORMAT", default_value = "int4-g64")]

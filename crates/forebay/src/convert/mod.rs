@@ -7,11 +7,13 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use forebay_core::{ByteSize, CancelToken};
-use forebay_hub::convert::{ConvertError, Converted, HubSource, Job, LocalFolder, Options, Source};
+use forebay_hub::convert::{
+    ConvertError, Converted, GgufModel, GgufSourceError, HubSource, Job, LocalFolder, Loss, Options, Source,
+};
 use forebay_hub::get::{Hub, Watch, parse_reference};
 use forebay_hub::verify::census;
 use forebay_kernels::Team;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::args::ConvertArgs;
 use crate::console::{self, Output};
@@ -30,9 +32,11 @@ pub fn run(args: &ConvertArgs) -> Result<(), Failure> {
     let progress = OnceLock::new();
     let begun = Begun { args, progress: &progress };
     let started = Instant::now();
-    let done = interrupt.during(|cancel| match args.source.is_dir() {
-        true => begun.convert(&mut LocalFolder::new(&args.source), cancel),
-        false => begun.fetch_and_convert(cancel),
+    let source = Given::of(args)?;
+    let done = interrupt.during(|cancel| match source {
+        Given::Folder => begun.convert(&mut LocalFolder::new(&args.source), cancel),
+        Given::Gguf => begun.convert(&mut GgufModel::open(&args.source, args.tokenizer.as_deref())?, cancel),
+        Given::Repository => begun.fetch_and_convert(cancel),
     });
     drop(progress);
     let (Some(done), time) = (done?, started.elapsed()) else { return Ok(()) };
@@ -52,11 +56,13 @@ pub fn run(args: &ConvertArgs) -> Result<(), Failure> {
             "files_written": done.written,
             "files_kept": done.kept,
             "seconds": time.as_secs_f64(),
+            "losses": losses_json(&done),
             "census": report.json(),
             "quality": quality.as_ref().map(quality::Quality::json),
         }))?,
         false => {
-            let mut shown = summary(&args.out, &done, time) + &verify::describe(&report);
+            let mut shown =
+                summary(&args.out, &done, time) + &losses_text(&done) + &verify::describe(&report);
             shown.extend(quality.map(|quality| quality.text()));
             out.write(&(shown + &verify::verdict(&report, false)))?;
         }
@@ -64,6 +70,31 @@ pub fn run(args: &ConvertArgs) -> Result<(), Failure> {
     match report.is_sound() {
         true => Ok(()),
         false => Err(Failure::Reported { exit: Exit::Model }),
+    }
+}
+
+/// What the source is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Given {
+    Folder,
+    Gguf,
+    Repository,
+}
+
+impl Given {
+    fn of(args: &ConvertArgs) -> Result<Self, Failure> {
+        let is_gguf = args.source.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
+        let given = match args.source.is_dir() {
+            true => Self::Folder,
+            false if is_gguf => Self::Gguf,
+            false => Self::Repository,
+        };
+        match given != Self::Gguf && args.tokenizer.is_some() {
+            true => Err(Failure::usage(
+                "--tokenizer is for GGUF files; the tokenizer of any other source is copied: leave the option out",
+            )),
+            false => Ok(given),
+        }
     }
 }
 
@@ -130,6 +161,23 @@ impl Begun<'_> {
     }
 }
 
+fn losses_text(done: &Converted) -> String {
+    if done.losses.is_empty() {
+        return String::new();
+    }
+    let mut out = "lost on top of the source's own quantisation, by the files written now:\n".to_owned();
+    for (role, loss) in &done.losses {
+        let (rms, max) = (100.0 * loss.rms(), 100.0 * loss.max);
+        out += &format!("  {:<18} {rms:.4} % RMS, at most {max:.4} % of a row's largest\n", role.to_string());
+    }
+    out
+}
+
+fn losses_json(done: &Converted) -> Value {
+    let loss = |loss: &Loss| json!({"weights": loss.weights, "rms": loss.rms(), "max": loss.max});
+    done.losses.iter().map(|(role, of)| (role.to_string(), loss(of))).collect::<Map<_, _>>().into()
+}
+
 fn summary(dir: &Path, done: &Converted, time: Duration) -> String {
     let (dir, bytes) = (dir.display(), ByteSize(done.bytes));
     match (done.written, done.kept) {
@@ -181,9 +229,17 @@ fn plan_json(job: &Job, threads: usize) -> Value {
 
 impl From<ConvertError> for Failure {
     fn from(error: ConvertError) -> Self {
-        let exit = match error {
-            ConvertError::Cancelled => return Self::Interrupted,
+        let error = match error {
             ConvertError::Get(error) => return error.into(),
+            other => other,
+        };
+        let exit = match &error {
+            ConvertError::Gguf { error, .. }
+                if matches!(**error, GgufSourceError::NoTokenizer | GgufSourceError::Tokenizer { .. }) =>
+            {
+                Exit::Usage
+            }
+            ConvertError::Cancelled => return Self::Interrupted,
             ConvertError::Config(_)
             | ConvertError::Json(_)
             | ConvertError::Catalog(_)
@@ -195,6 +251,7 @@ impl From<ConvertError> for Failure {
             | ConvertError::Nvfp4 { .. }
             | ConvertError::Nvfp4Scale { .. }
             | ConvertError::NotFinite { .. }
+            | ConvertError::Gguf { .. }
             | ConvertError::TooLarge { .. } => Exit::Model,
             ConvertError::Ambiguous { .. }
             | ConvertError::Format { .. }

@@ -232,3 +232,19 @@ fn what_cannot_be_converted_is_refused_before_anything_is_written() {
     let help = String::from_utf8_lossy(&help.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(help.contains("20.00 GB"), "{help}");
 }
+
+#[test]
+fn a_gguf_file_needs_its_tokenizer_and_is_refused_by_name() {
+    let (dir, out) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let mut file = forebay_testkit::gguf::Gguf::default();
+    file.text("general.architecture", "llama");
+    let path = dir.path().join("model.gguf");
+    fs::write(&path, file.bytes()).unwrap();
+    forebay(&convert(&path, out.path(), &[])).fails(3, &["model.gguf", "llama", "deepseek2"]);
+    fs::write(&path, b"GGML").unwrap();
+    forebay(&convert(&path, out.path(), &[])).fails(3, &["model.gguf", "GGUF"]);
+    let none = dir.path().join("none.gguf");
+    forebay(&convert(&none, out.path(), &[])).fails(3, &["none.gguf", "cannot read"]);
+    forebay(&convert(dir.path(), out.path(), &["--tokenizer", arg(dir.path())]))
+        .fails(2, &["--tokenizer", "GGUF"]);
+}
