@@ -4,6 +4,7 @@
 //! Whatever else a run that was killed left behind is written again.
 
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use forebay_store::folder::UNFINISHED_PACK;
@@ -124,10 +125,13 @@ impl Folder {
 
     /// Everything is there: takes away what was only needed on the way.
     pub fn complete(self) -> Result<(), PackError> {
-        let path = self.dir.join(UNFINISHED_PACK);
-        fs::remove_file(&path).map_err(|cause| PackError::at("remove", &path, cause))?;
-        // Still locked, but no longer needed; should it stay, it does no harm.
+        // Still locked. It goes first: a run that is killed here is taken up again, and then nothing is left over.
         let _ = fs::remove_file(self.dir.join(LOCK));
-        Ok(())
+        let path = self.dir.join(UNFINISHED_PACK);
+        match fs::remove_file(&path) {
+            // One that began just before was as far.
+            Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(()),
+            removed => removed.map_err(|cause| PackError::at("remove", &path, cause)),
+        }
     }
 }
