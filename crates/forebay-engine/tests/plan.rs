@@ -97,6 +97,9 @@ fn a_machine_of_24_gb_holds_six_slots_per_layer() {
     // Panels pad nothing here: rows and columns of every matrix are whole panels.
     assert_eq!(plan.weights, 10_592_313_856 - plan.embedding_bytes - plan.norms);
 
+    // A step of a layer: two numbers of four bytes for each of 8 experts, and 160 bytes; 1,000 tokens.
+    assert!(plan.lines().contains(&(Consumer::Recording, 75 * (8 * 8 + 160) * 1000)));
+
     let kept = PlanRequest { embedding: Some(EmbeddingPlace::Memory), ..request() };
     let kept = on(24 * GB, &kept).unwrap();
     assert_eq!(kept.embedding, plan.embedding_bytes);
@@ -225,7 +228,7 @@ fn the_mtp_layer_is_planned_only_where_there_is_one() {
     let mtp = WhatIf { mtp: true, ..WhatIf::default() };
     let with = toy_with(dir.path(), toy_options(), mtp).unwrap();
     let without = toy_with(dir.path(), toy_options(), WhatIf::default()).unwrap();
-    assert_eq!(without.lines()[3], (Consumer::Mtp, 0));
+    assert!(without.lines().contains(&(Consumer::Mtp, 0)));
     assert!(with.mtp > 0 && with.slots.quotas.len() == without.slots.quotas.len() + 1);
     assert_eq!(with.kv - without.kv, layer_kv(64), "one layer more");
 

@@ -8,6 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::file::irregular;
 #[cfg(target_os = "linux")]
 use crate::read::Descriptors;
 use crate::read::ReadAt;
@@ -39,10 +40,12 @@ pub enum OpenError {
         path: PathBuf,
     },
     /// A directory or something else that is no regular file.
-    #[error("{path}: not a regular file; fetch the model again")]
+    #[error("{path}: it is {kind}, not a regular file; put the model's own file there")]
     NotAFile {
         /// What was asked for.
         path: PathBuf,
+        /// What it is instead, such as `a folder`.
+        kind: &'static str,
     },
     /// The process may not hold more open files.
     #[error(
@@ -108,8 +111,8 @@ pub fn open_files<P: AsRef<Path>>(paths: &[P], access: Access) -> Result<Opened,
     for path in paths {
         let path = path.as_ref().to_owned();
         let plain = match open_regular(&path) {
-            Ok(Some(file)) => file,
-            Ok(None) => return Err(OpenError::NotAFile { path }),
+            Ok(Ok(file)) => file,
+            Ok(Err(kind)) => return Err(OpenError::NotAFile { path, kind }),
             Err(cause) => return Err(describe(path, cause, shards.len(), paths.len())),
         };
         let direct = match (access == Access::Direct).then(|| system::open_direct(&path)) {
@@ -134,13 +137,13 @@ pub fn open_files<P: AsRef<Path>>(paths: &[P], access: Access) -> Result<Opened,
     Ok(Opened { shards, notes: notes.into_iter().collect() })
 }
 
-/// `None` for what exists but is no regular file. Asked before opening, because
+/// The file, or what there is that is no regular file. Asked before opening, because
 /// opening a pipe would block and opening a directory fails differently everywhere.
-fn open_regular(path: &Path) -> io::Result<Option<File>> {
-    if !std::fs::metadata(path)?.is_file() {
-        return Ok(None);
+fn open_regular(path: &Path) -> io::Result<Result<File, &'static str>> {
+    match irregular(std::fs::metadata(path)?.file_type()) {
+        Some(kind) => Ok(Err(kind)),
+        None => File::open(path).map(Ok),
     }
-    File::open(path).map(Some)
 }
 
 /// A file of the system, opened once or twice.

@@ -5,6 +5,7 @@
 //! read again as long as another root has it. Sizes, headers and samples are compared before a copy is used, so that
 //! results are the same from everywhere.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -49,7 +50,17 @@ pub enum MirrorError {
         /// The file.
         path: PathBuf,
         /// What the system said.
-        cause: std::io::Error,
+        cause: io::Error,
+    },
+    /// Something else has the name of a file.
+    #[error(
+        "{copy}: it is {kind}, not a copy of the model's file; put a copy there, or take this name out of the folder"
+    )]
+    NotACopy {
+        /// What is there.
+        copy: PathBuf,
+        /// What it is, such as `a folder`.
+        kind: &'static str,
     },
     /// The folder has none of the files.
     #[error("{dir}: has none of the model's files; name the folder that holds copies of them")]
@@ -85,11 +96,14 @@ impl Roots {
         let mut mirror = Vec::with_capacity(self.primary.len());
         let mut notes = Vec::new();
         for shard in &self.primary {
-            let copy = shard.path.file_name().map(|name| dir.join(name)).filter(|path| path.exists());
+            let copy = shard.path.file_name().map(|name| dir.join(name)).filter(|path| is_there(path));
             mirror.push(match copy {
                 None => None,
                 Some(path) => {
-                    let opened = open_files(&[path], access)?;
+                    let opened = open_files(&[path], access).map_err(|error| match error {
+                        OpenError::NotAFile { path: copy, kind } => MirrorError::NotACopy { copy, kind },
+                        other => MirrorError::Open(other),
+                    })?;
                     notes.extend(opened.notes);
                     opened.shards.into_iter().next()
                 }
@@ -115,6 +129,12 @@ impl Roots {
         self.mirrors.push(mirror);
         Ok(())
     }
+}
+
+/// Whether the name is taken, be it by a link to nothing or by what may not be looked at: opening it says so.
+fn is_there(path: &Path) -> bool {
+    let absent = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory];
+    std::fs::symlink_metadata(path).map_or_else(|error| !absent.contains(&error.kind()), |_| true)
 }
 
 /// Sizes, headers and samples; comparing everything would take as long as reading the model. A copy that is

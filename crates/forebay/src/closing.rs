@@ -7,6 +7,7 @@ use forebay_core::ByteSize;
 use forebay_engine::{Engine, PassStats};
 use forebay_io::{MemoryInfo, RootStats};
 use forebay_model::{Phase, Profile};
+use forebay_tiers::Counters;
 use serde_json::{Map, Value, json};
 
 use crate::console;
@@ -15,7 +16,8 @@ use crate::report;
 
 /// Ends what is shown of a run: what went wrong with its folders, then one line.
 pub fn show(engine: &mut Engine, roots: &[PathBuf], hindsight: &Hindsight, what: &str) {
-    root_notes(roots, &engine.store().reader().roots()).iter().for_each(|note| console::note(note));
+    let notes = root_notes(roots, &engine.store().reader().roots());
+    notes.iter().chain(&repeated(&engine.counters())).for_each(|note| console::note(note));
     console::diagnose(&format!("{}\n", line(engine, hindsight, what)));
 }
 
@@ -42,6 +44,17 @@ fn root_notes(roots: &[PathBuf], stats: &[RootStats]) -> Vec<String> {
         )
     })
     .collect()
+}
+
+/// What was not read at the first try, or not past the page cache, although it was to be.
+fn repeated(counters: &Counters) -> Option<String> {
+    let Counters { reads, retries, fallbacks, .. } = counters;
+    (retries + fallbacks > 0).then(|| {
+        format!(
+            "of {reads} reads {retries} were tried again and {fallbacks} were ended through the page cache; nothing is \
+             missing, but a disk that goes on so is slow: forebay bench io measures it"
+        )
+    })
 }
 
 /// Adds to `result` what the process cost since the model was opened: streaming, bytes by class, time by part, and what each folder
@@ -143,6 +156,17 @@ mod tests {
               avoided now: 1; check this disk"]
         );
         assert!(root_notes(&roots[1..], &stats[1..]).is_empty());
+    }
+
+    #[test]
+    fn reads_that_took_two_tries_are_told() {
+        let all_well = Counters { reads: 9, direct_reads: 9, ..Counters::default() };
+        assert_eq!(repeated(&all_well), None);
+        for (retries, fallbacks) in [(2, 0), (0, 1)] {
+            let told = repeated(&Counters { retries, fallbacks, ..all_well.clone() }).unwrap();
+            let words = format!("of 9 reads {retries} were tried again and {fallbacks} were ended");
+            assert!(told.starts_with(&words), "{told}");
+        }
     }
 
     #[test]

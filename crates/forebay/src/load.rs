@@ -58,10 +58,17 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// Opens the weights of `dir`, whose text side has been read.
-    pub fn open(dir: PathBuf, text: TextSide, args: &EngineArgs) -> Result<Self, Failure> {
+    /// Opens the weights of `dir`, whose text side has been read, as have its headers if there is a `found`.
+    pub fn open(
+        dir: PathBuf,
+        found: Option<Inspection>,
+        text: TextSide,
+        args: &EngineArgs,
+    ) -> Result<Self, Failure> {
         let started = Instant::now();
-        let mut engine = open_engine(&dir, args.options(), &args.disk.mirror)?;
+        let options = args.options();
+        let found = found.map_or_else(|| inspect_folder(&dir, &options), Ok)?;
+        let mut engine = open_found(found, options, &args.disk.mirror)?;
         let usage = Usage::begin(&dir, &mut engine, args.disk.warms_up());
         let stops = StopSet::new(engine.stop_ids().iter().copied(), &text.tokenizer);
         let roots = roots(&dir, &args.disk.mirror);
@@ -116,8 +123,17 @@ fn tune_for(found: &Inspection, options: &mut EngineOptions) -> Result<(), Failu
 
 /// Opens the weights of `dir`, showing progress, and says what a user should know about them. Experts are also
 /// read from the copies in `mirrors`.
-pub fn open_engine(dir: &Path, mut options: EngineOptions, mirrors: &[PathBuf]) -> Result<Engine, Failure> {
-    let found = forebay_engine::inspect(dir, &options)?;
+pub fn open_engine(dir: &Path, options: EngineOptions, mirrors: &[PathBuf]) -> Result<Engine, Failure> {
+    open_found(inspect_folder(dir, &options)?, options, mirrors)
+}
+
+/// Checks a folder and plans a run of it, reading headers only.
+pub fn inspect_folder(dir: &Path, options: &EngineOptions) -> Result<Inspection, Failure> {
+    Ok(forebay_engine::inspect(dir, options)?)
+}
+
+/// Opens a model whose headers were read with the same options.
+fn open_found(found: Inspection, mut options: EngineOptions, mirrors: &[PathBuf]) -> Result<Engine, Failure> {
     if let Some(format) = options.quantise {
         if inspect::is_requantised(&found.snapshot, format) {
             console::note(&format!(

@@ -5,8 +5,8 @@
 //!   [`synth`], [`get`], [`verify`], [`convert`], [`mod@pack`].
 //! - What they share: [`load`] a model, read a [`prompt`], show an [`answer`], [`progress`], Ctrl-C in
 //!   [`interrupt`], measurements in [`report`], the end of a run in
-//!   [`closing`] and [`hindsight`], files that a run writes in [`recordings`], the streams in
-//!   [`console`].
+//!   [`closing`] and [`hindsight`], files that a run writes in [`recordings`], what they must not replace in
+//!   [`outputs`], the streams in [`console`].
 //! - [`bundled`]: the model inside the program. [`dirs`]: the user's folders.
 //!
 //! Only this crate reads environment variables.
@@ -28,6 +28,7 @@ mod identity;
 mod inspect;
 mod interrupt;
 mod load;
+mod outputs;
 mod pack;
 mod plan;
 mod progress;

@@ -11,10 +11,12 @@ use crate::args::PackArgs;
 use crate::console::Output;
 use crate::failure::{Exit, Failure};
 use crate::interrupt::Interrupt;
+use crate::outputs::check_apart;
 use crate::progress::{Progress, Unit};
 
 /// Runs the verb.
 pub fn run(args: &PackArgs) -> Result<(), Failure> {
+    check_apart(&args.source, &args.out)?;
     let threads = args.threads.map_or_else(Team::default_threads, usize::from).max(1);
     let interrupt = Interrupt::install()?;
     let label = if args.to_reference { "unpacking" } else { "packing" };

@@ -4,10 +4,11 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Read};
 use std::path::Path;
 
-use crate::failure::Failure;
-
-use forebay_engine::{EngineOptions, inspect};
+use forebay_io::file::open_regular;
 use forebay_text::Tokenizer;
+
+use crate::failure::Failure;
+use crate::outputs::is_stream;
 
 /// Longer texts and lists of ids are refused unread: what they take lies outside the memory plan.
 const MAX_BYTES: u64 = 16 << 20;
@@ -36,11 +37,6 @@ impl Limit {
         let longest = ids.filter_map(|id| tokenizer.token_bytes(id)).map(<[u8]>::len).max().unwrap_or(0);
         let longest = (longest as u64).clamp(1, LONGEST_TOKEN);
         Self { bytes: (context as u64).saturating_mul(longest), context: Some(context) }
-    }
-
-    /// The same for a model that has not been opened: its headers are read, and its memory is planned.
-    pub fn of_model(dir: &Path, options: &EngineOptions, tokenizer: &Tokenizer) -> Result<Self, Failure> {
-        Ok(Self::of_context(inspect(dir, options)?.plan?.context, tokenizer))
     }
 
     /// Refuses a text of `bytes` bytes (or more) that is longer.
@@ -103,9 +99,11 @@ pub fn read_file(path: &Path) -> Result<String, Failure> {
     read_text(open(path)?, &path.display().to_string(), Limit::FILE)
 }
 
-fn open(path: &Path) -> Result<File, Failure> {
-    File::open(path)
-        .map_err(|error| Failure::usage(format!("cannot open {}: {error}; check the path", path.display())))
+/// Opens a file that was named to be read. A pipe is opened only if the shell has done so already, as in
+/// `--file <(command)`: any other might never have a writer.
+pub fn open(path: &Path) -> Result<File, Failure> {
+    let opened = if is_stream(path) { File::open(path) } else { open_regular(path) };
+    opened.map_err(|error| Failure::usage(format!("cannot open {}: {error}; check the path", path.display())))
 }
 
 fn read_stdin(what: &str, limit: Limit) -> Result<String, Failure> {

@@ -20,29 +20,10 @@ pub struct Record {
     failed: Option<std::io::Error>,
 }
 
-/// Makes a file that a run writes. Not in the model's folder: a mistyped name could empty a part of the model.
-pub fn create_outside(path: &Path, model: &Path, what: &str) -> Result<File, Failure> {
-    let failed = |why: &str| {
-        Failure::usage(format!("cannot write {what} {}: {why}; choose another path", path.display()))
-    };
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let real = std::fs::canonicalize(parent).ok().zip(std::fs::canonicalize(model).ok());
-    if real.is_some_and(|(parent, model)| parent == model) {
-        return Err(failed("that is in the model's folder"));
-    }
-    // Opening a pipe would wait for its other end.
-    let pipe = |found: std::fs::Metadata| !found.is_file() && !path.starts_with("/dev");
-    if std::fs::metadata(path).is_ok_and(pipe) {
-        return Err(failed("it is no regular file"));
-    }
-    File::create(path).map_err(|error| failed(&error.to_string()))
-}
-
 impl Record {
-    /// Makes the file, anywhere but in the model's folder.
-    pub fn create(path: &Path, model: &Path) -> Result<Self, Failure> {
-        let file = create_outside(path, model, "the record")?;
-        Ok(Self { path: path.to_owned(), out: BufWriter::new(file), passes: 0, failed: None })
+    /// Writes to `file`, which lies at `path`.
+    pub fn new(file: File, path: &Path) -> Self {
+        Self { path: path.to_owned(), out: BufWriter::new(file), passes: 0, failed: None }
     }
 
     /// A pass is over.

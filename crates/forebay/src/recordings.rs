@@ -12,7 +12,8 @@ use serde_json::Value;
 use crate::args::RecordArgs;
 use crate::failure::Failure;
 use crate::identity;
-use crate::record::{Record, create_outside};
+use crate::outputs::Protected;
+use crate::record::Record;
 
 /// The files of one run; none, if none was asked for.
 #[derive(Default)]
@@ -34,15 +35,23 @@ enum State {
 
 impl Recordings {
     /// Makes the files, before the model is loaded: a path that cannot be written should not take minutes to show.
-    pub fn create(args: &RecordArgs, model: &Path) -> Result<Self, Failure> {
-        if args.record.is_some() && args.record == args.route_trace {
-            return Err(Failure::usage("--record and --route-trace cannot share a file; name two"));
+    /// None of them replaces a file of the `roots` that the model is read from, or one of the texts at `inputs`.
+    pub fn create(args: &RecordArgs, roots: &[PathBuf], inputs: &[Option<&Path>]) -> Result<Self, Failure> {
+        if args.record.is_none() && args.route_trace.is_none() {
+            return Ok(Self::default());
         }
-        let routes = args.route_trace.as_deref().map(|path| {
-            let file = create_outside(path, model, "the route trace")?;
-            Ok::<_, Failure>(Routes { path: path.to_owned(), state: State::New(file) })
-        });
-        let record = args.record.as_deref().map(|path| Record::create(path, model));
+        let mut protected = Protected::of_run(roots, inputs);
+        let mut claim = |path: &Option<PathBuf>, what| {
+            path.as_deref()
+                .map(|path| Ok::<_, Failure>((path.to_owned(), protected.claim(path, what)?)))
+                .transpose()
+        };
+        // Nothing is made unless all can be.
+        let routes = claim(&args.route_trace, "the route trace")?;
+        let record = claim(&args.record, "the record")?;
+        let routes =
+            routes.map(|(path, claim)| Ok::<_, Failure>(Routes { path, state: State::New(claim.create()?) }));
+        let record = record.map(|(path, claim)| Ok::<_, Failure>(Record::new(claim.create()?, &path)));
         Ok(Self { routes: routes.transpose()?, record: record.transpose()? })
     }
 

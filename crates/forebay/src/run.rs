@@ -1,6 +1,6 @@
 //! `forebay run`: one prompt, one answer.
 
-use forebay_engine::{Finish, Session};
+use forebay_engine::{Finish, Inspection, Session};
 use forebay_model::Profile;
 use forebay_text::template::Role;
 use forebay_text::{ChatMessage, ReasoningDelta, RenderOptions};
@@ -13,7 +13,7 @@ use crate::console::{self, Output};
 use crate::failure::Failure;
 use crate::hindsight::{Hindsight, Stretch};
 use crate::interrupt::Interrupt;
-use crate::load::{Loaded, TextSide};
+use crate::load::{self, Loaded, TextSide};
 use crate::prompt::{self, Limit, Source};
 use crate::recordings::Recordings;
 use crate::report;
@@ -24,12 +24,21 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let dir = settings::model_dir(args.engine.model.as_deref())?;
     let text = TextSide::read(&dir)?;
     let sampling = ModelDefaults::read(&dir)?.sampling(&args.answer);
-    let limit = || Limit::of_model(&dir, &args.engine.options(), &text.tokenizer);
+    let mut found = None;
+    // Headers are read before a prompt that may be too long is, and not again.
+    let limit = || {
+        let Inspection { snapshot, plan, memory } = load::inspect_folder(&dir, &args.engine.options())?;
+        let plan = plan?;
+        let limit = Limit::of_context(plan.context, &text.tokenizer);
+        found = Some(Inspection { snapshot, plan: Ok(plan), memory });
+        Ok(limit)
+    };
     let (typed, source) = prompt::read(args.prompt.as_deref(), args.file.as_deref(), "prompt", limit)?;
     let (ids, form) = encode(args, &text, &typed, source)?;
     let interrupt = Interrupt::install()?;
-    let mut recordings = Recordings::create(&args.files, &dir)?;
-    let mut model = Loaded::open(dir, text, &args.engine)?;
+    let roots = load::roots(&dir, &args.engine.disk.mirror);
+    let mut recordings = Recordings::create(&args.files, &roots, &[args.file.as_deref()])?;
+    let mut model = Loaded::open(dir, found, text, &args.engine)?;
     let mut session = Session::new(&model.engine);
     let max_tokens = args.answer.max_tokens as usize;
     let count = args.json || !(Screen::is_live() || args.answer.think);

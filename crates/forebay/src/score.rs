@@ -58,7 +58,9 @@ pub fn run(args: &ScoreArgs) -> Result<(), Failure> {
     let dir = settings::model_dir(args.engine.model.as_deref())?;
     let input = input(given, &dir, !args.no_prefix)?;
     let interrupt = Interrupt::install()?;
-    let mut recordings = Recordings::create(&args.files, &dir)?;
+    let roots = load::roots(&dir, &args.engine.disk.mirror);
+    let inputs = [args.file.as_deref(), args.ids.as_deref()];
+    let mut recordings = Recordings::create(&args.files, &roots, &inputs)?;
     let opening = Instant::now();
     let mut engine = load::open_engine(&dir, args.engine.options(), &args.engine.disk.mirror)?;
     let usage = Usage::begin(&dir, &mut engine, args.engine.disk.warms_up());
@@ -87,7 +89,6 @@ pub fn run(args: &ScoreArgs) -> Result<(), Failure> {
     let stretch = Stretch { tokens: summary.tokens, time, disk_time, ..Stretch::default() };
     let stretch = stretch.with(&engine.counters());
     let hindsight = Hindsight::of(&mut engine, &stretch);
-    let roots = load::roots(&dir, &args.engine.disk.mirror);
     let mut result = result(&dir, &engine, &input.prefix, &scored, &summary, &hindsight, time);
     closing::add_cost(&mut result, &mut engine, &roots, session.profile(), load_time, time);
     let mut out = Output::new();

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use forebay_core::ByteSize;
 use forebay_engine::EngineOptions;
+use forebay_io::file::read_regular;
 use forebay_io::probe::Way;
 use forebay_io::{Access, Backend, Rates};
 use forebay_kernels::{Buffer, Kernels, Team, limits};
@@ -27,6 +28,8 @@ use crate::settings;
 
 /// What a stored result looks like; another version is not used.
 const VERSION: u64 = 1;
+/// More than any stored result has: it takes half a kilobyte.
+const MAX_BYTES: u64 = 64 << 10;
 /// Everything together takes less than half a minute.
 const EFFORT: Effort =
     Effort { rounds: 3, sample: Duration::from_millis(250), limit: Duration::from_secs(20) };
@@ -53,7 +56,7 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
     let identity = identity(&target, &Machine::read());
     let file = place(&dir);
     let tuned = if args.show {
-        let stored = std::fs::read(&file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let stored = read(&file);
         stored.as_ref().and_then(|stored| parse(stored, &identity)).ok_or_else(|| {
             let shown = dir.display();
             let why = match stored {
@@ -77,7 +80,7 @@ pub fn run(args: &TuneArgs) -> Result<(), Failure> {
 /// What was measured for a model, if it still holds.
 pub fn stored(snapshot: &Snapshot) -> Option<Tuned> {
     // First: most folders have none, and asking for the times of hundreds of files takes a moment.
-    let stored = serde_json::from_slice(&std::fs::read(place(&snapshot.dir)).ok()?).ok()?;
+    let stored = read(&place(&snapshot.dir))?;
     parse(&stored, &identity(&Target::of(snapshot), &Machine::read()))
 }
 
@@ -111,6 +114,11 @@ pub fn way_text(way: Way) -> String {
         Backend::Uring => "io_uring",
     };
     format!("{}, {} reads at a time, by {backend}", way.access, way.depth)
+}
+
+/// What is in a file of results; `None` if it cannot be read, or is none.
+fn read(file: &Path) -> Option<Value> {
+    serde_json::from_slice(&read_regular(file, MAX_BYTES).ok()?).ok()
 }
 
 /// Writes a result down; a cache folder that cannot be written only costs measuring again.

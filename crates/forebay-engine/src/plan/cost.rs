@@ -59,6 +59,7 @@ pub(super) struct Costs<'a> {
     pub loaded: Loaded,
     pub demand: SlotDemand,
     pub io: u64,
+    pub recording: u64,
     pub process: u64,
     pub token: Token,
     /// The model as it runs: without an indexer if it has none of its tensors.
@@ -90,6 +91,7 @@ impl<'a> Costs<'a> {
             // A token's experts of one layer, and as many that are read ahead for the next.
             demand: demand(&layers, request.staging.unwrap_or(2 * spec.moe.top_k).max(2)),
             io: request.io_workers as u64 * scratch_per_worker(snapshot) as u64,
+            recording: recording_bytes(snapshot.experts.iter().count(), snapshot.spec.moe.top_k),
             process: process_bytes(snapshot, count),
             token: Token::new(snapshot, &spec, request.kv_dtype),
             spec,
@@ -151,9 +153,11 @@ impl<'a> Costs<'a> {
             norms,
             mtp,
             self.embedding(embedding),
+            self.row_checks(embedding),
             self.kv(context),
             self.work(pass, context, embedding),
             self.io,
+            self.recording,
             self.process,
         ];
         parts.into_iter().fold(0, u64::saturating_add)
@@ -161,6 +165,20 @@ impl<'a> Costs<'a> {
 
     pub fn embedding(&self, place: EmbeddingPlace) -> u64 {
         if place == EmbeddingPlace::Memory { self.loaded.embedding } else { 0 }
+    }
+
+    /// A container with checksums has one of four bytes for each row of the embeddings; they are needed as long as rows
+    /// come from disk.
+    pub fn row_checks(&self, place: EmbeddingPlace) -> u64 {
+        let Some(native) = self.snapshot.catalog.native().filter(|_| place == EmbeddingPlace::Disk) else {
+            return 0;
+        };
+        let rows = |tensor: &ResidentTensor| {
+            let stored = native.tensor_at(tensor.layout.codes)?;
+            stored.row_checks.map(|_| 4 * tensor.layout.rows as u64)
+        };
+        let embeddings = self.snapshot.resident.iter().filter(|tensor| tensor.role == Role::Embedding);
+        embeddings.filter_map(rows).sum()
     }
 }
 
@@ -201,10 +219,7 @@ pub(crate) fn scratch_per_worker(snapshot: &Snapshot) -> usize {
 
 fn process_bytes(snapshot: &Snapshot, experts: u64) -> u64 {
     let tokenizer = std::fs::metadata(snapshot.dir.join("tokenizer.json")).map_or(0, |m| m.len());
-    // What a run chose is kept to its end, to look back at it.
-    let recording = recording_bytes(snapshot.experts.iter().count(), snapshot.spec.moe.top_k);
     PROCESS_BYTES
-        + recording
         + snapshot.catalog.len() as u64 * BYTES_PER_TENSOR
         + experts * BYTES_PER_EXPERT
         + tokenizer.saturating_mul(TOKENIZER_FACTOR)

@@ -79,6 +79,8 @@ pub enum Consumer {
     Weights,
     /// Token embeddings, unless they stay on disk.
     Embedding,
+    /// Checksums of the rows of token embeddings that stay on disk, where the container has them.
+    RowChecks,
     /// Norms and routers.
     Norms,
     /// The MTP layer without its experts, if planned.
@@ -93,6 +95,8 @@ pub enum Consumer {
     Staging,
     /// Slots for experts that stay.
     Slots,
+    /// The experts that a run chose, kept to its end.
+    Recording,
     /// The process itself.
     Process,
 }
@@ -108,6 +112,8 @@ pub struct Plan {
     pub weights: u64,
     /// Embeddings in memory.
     pub embedding: u64,
+    /// Checksums of rows of embeddings on disk.
+    pub row_checks: u64,
     /// Norms and routers.
     pub norms: u64,
     /// Resident weights of the MTP layer.
@@ -118,6 +124,8 @@ pub struct Plan {
     pub work: u64,
     /// Raw buffers of the reading threads.
     pub io: u64,
+    /// What a run chose, kept to look back at it.
+    pub recording: u64,
     /// The process itself: code, tokenizer, book-keeping.
     pub process: u64,
     /// Expert slots.
@@ -149,10 +157,11 @@ impl Plan {
     }
 
     /// Every consumer and what it takes; they add up to [`total`](Self::total).
-    pub fn lines(&self) -> [(Consumer, u64); 10] {
+    pub fn lines(&self) -> [(Consumer, u64); 12] {
         [
             (Consumer::Weights, self.weights),
             (Consumer::Embedding, self.embedding),
+            (Consumer::RowChecks, self.row_checks),
             (Consumer::Norms, self.norms),
             (Consumer::Mtp, self.mtp),
             (Consumer::Kv, self.kv),
@@ -160,6 +169,7 @@ impl Plan {
             (Consumer::Reading, self.io),
             (Consumer::Staging, self.staging()),
             (Consumer::Slots, self.slots.bytes - self.staging()),
+            (Consumer::Recording, self.recording),
             (Consumer::Process, self.process),
         ]
     }
@@ -280,7 +290,7 @@ fn divide(
     budget_from: BudgetFrom,
     context: usize,
 ) -> Result<Plan, PlanError> {
-    let Costs { request, loaded, demand, io, process, .. } = costs;
+    let Costs { request, loaded, demand, io, recording, process, .. } = costs;
     let all_experts = demand.all_bytes()?;
     let passes = costs.passes(context);
     // There is one at least: a request for a pass of some size is taken as it is.
@@ -312,11 +322,13 @@ fn divide(
         budget_from,
         weights: loaded.weights,
         embedding: in_memory,
+        row_checks: costs.row_checks(embedding),
         norms: loaded.norms,
         mtp: loaded.mtp,
         kv,
         work,
         io: *io,
+        recording: *recording,
         process: *process,
         slots,
         context,

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use forebay_io::file::read_regular;
 use forebay_store::json::parse_object;
 use serde_json::{Map, Value};
 
@@ -21,6 +22,8 @@ pub const STAMP: &str = "synth.json";
 const LOCK: &str = "synth.lock";
 /// Room that is left on the disk.
 const MARGIN: u64 = 64 << 20;
+/// Longer files are none that were written here, unless the model's own are.
+const MAX_TEXT: u64 = 1 << 20;
 
 /// A folder that only this process writes to.
 pub struct Folder {
@@ -85,7 +88,7 @@ impl Folder {
         let last = [("config.json".to_owned(), config.into_bytes())];
         for (name, bytes) in text.files.iter().chain(&last) {
             let path = self.dir.join(name);
-            match fs::read(&path) {
+            match read_regular(&path, MAX_TEXT.max(bytes.len() as u64)) {
                 Ok(found) if found == *bytes => {}
                 Ok(_) => return Err(SynthError::Occupied { dir: self.dir.clone(), found: name.clone() }),
                 Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
@@ -102,7 +105,7 @@ impl Folder {
 
 fn check_stamp(dir: &Path, wanted: &Value) -> Result<(), SynthError> {
     let path = dir.join(STAMP);
-    let bytes = fs::read(&path).map_err(|cause| SynthError::at("read", &path, cause))?;
+    let bytes = read_regular(&path, MAX_TEXT).map_err(|cause| SynthError::at("read", &path, cause))?;
     let found = parse_object(&bytes).unwrap_or_default();
     let empty = Map::new();
     let changed = changes(&found, wanted.as_object().unwrap_or(&empty));

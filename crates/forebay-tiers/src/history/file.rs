@@ -15,6 +15,8 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use forebay_io::file::{check_irregular, open_regular};
+
 use super::{HistoryError, Layer, Layers, MAX_EXPERTS, MAX_LAYERS};
 
 const FIRST_LINE: &str = "forebay-usage 1";
@@ -33,11 +35,7 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
 /// What the file holds; `None` if there is none.
 pub(super) fn read(path: &Path, identity: &str) -> Result<Option<Layers>, HistoryError> {
     let unreadable = |source| HistoryError::Read { path: path.to_owned(), source };
-    // Opening a pipe would wait for its other end.
-    let file = match std::fs::metadata(path).and_then(|found| match found.is_file() {
-        true => File::open(path),
-        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")),
-    }) {
+    let file = match open_regular(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(unreadable(error)),
@@ -118,12 +116,10 @@ fn fnv1a(bytes: &[u8]) -> u64 {
 /// it would let two processes lock different files of one name.
 pub(super) fn lock(path: &Path) -> Result<File, HistoryError> {
     let failed = |source| HistoryError::Write { path: path.to_owned(), source };
-    let file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(beside(path, ".lock"))
-        .map_err(failed)?;
+    let path_of_lock = beside(path, ".lock");
+    check_irregular(&path_of_lock).map_err(failed)?;
+    let file =
+        OpenOptions::new().write(true).create(true).truncate(false).open(path_of_lock).map_err(failed)?;
     let start = Instant::now();
     loop {
         match file.try_lock() {
@@ -149,7 +145,8 @@ pub(super) fn replace_with(
 ) -> Result<(), HistoryError> {
     // Only the holder of the lock comes here, so one name is enough.
     let temporary = beside(path, ".new");
-    let written = File::create(&temporary).and_then(|mut file| {
+    let written = check_irregular(&temporary).and_then(|()| {
+        let mut file = File::create(&temporary)?;
         write(&mut file)?;
         file.sync_all()?;
         fs::rename(&temporary, path)

@@ -1,8 +1,8 @@
 //! `forebay bench cache`: what each policy would have hit, beside the best cache possible.
 
-use std::fmt::{Display, Write};
+use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, BufWriter, Read};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::path::Path;
 
 use forebay_tiers::Policy;
@@ -16,7 +16,9 @@ use serde_json::{Map, Value, json};
 use crate::args::BenchCacheArgs;
 use crate::console::Output;
 use crate::failure::Failure;
+use crate::outputs::Protected;
 use crate::progress::{Progress, Unit};
+use crate::prompt;
 
 /// Slots per layer.
 const BUDGETS: [usize; 14] = [1, 2, 4, 6, 8, 10, 12, 16, 25, 32, 48, 64, 96, 128];
@@ -116,10 +118,7 @@ fn made_up(args: &BenchCacheArgs) -> Played {
 
 /// A recording, and a line of progress while it is read.
 fn open(path: &Path) -> Result<impl BufRead, Failure> {
-    let file = File::open(path).map_err(|error| {
-        let shown = path.display();
-        Failure::usage(format!("cannot open the route trace {shown}: {error}; check the path"))
-    })?;
+    let file = prompt::open(path)?;
     let bytes = file.metadata().map_or(0, |facts| facts.len());
     let progress = Progress::start("reading the route trace", Unit::Bytes, bytes);
     Ok(BufReader::with_capacity(READ, Counted { file, progress, bytes, done: 0 }))
@@ -174,13 +173,54 @@ fn recorded(path: &Path) -> Result<Played, Failure> {
 /// Writes a recording as text, to a file that is not there yet.
 fn export(trace: &Path, out: &Path) -> Result<(), Failure> {
     let input = open(trace)?;
-    let failed = |error: &dyn Display, advice: &str| {
-        Failure::usage(format!("cannot write {}: {error}; {advice}", out.display()))
-    };
-    let file = File::create_new(out).map_err(|error| failed(&error, "choose a name that is free"))?;
-    let lines = write_text(input, &mut BufWriter::new(file))
-        .map_err(|error| Failure::usage(format!("{} is not exported whole: {error}", trace.display())))?;
+    let mut protected = Protected::default();
+    protected.file(trace, "it is the route trace to export");
+    let file = protected.claim(out, "the text")?.create_new()?;
+    let mut file = Watched { file, failed: None };
+    let written = write_text(input, &mut BufWriter::new(&mut file));
+    let Watched { file, failed } = file;
+    let lines = written.map_err(|error| {
+        // Half an export is none, and its name would be taken at the next try.
+        drop(file);
+        let _ = std::fs::remove_file(out);
+        match failed {
+            Some(cause) => Failure::runtime(format!(
+                "cannot write {}: {cause}; free some space or choose another path",
+                out.display()
+            )),
+            None => Failure::usage(format!("{} is not exported: {error}", trace.display())),
+        }
+    })?;
     Output::new().write(&format!("{lines} lines written to {}\n", out.display()))
+}
+
+/// A file that remembers what went wrong with it, so that nothing else is blamed.
+struct Watched {
+    file: File,
+    failed: Option<String>,
+}
+
+impl Watched {
+    fn noted<T>(&mut self, done: io::Result<T>) -> io::Result<T> {
+        match &done {
+            // An interruption is tried again.
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => self.failed = Some(error.to_string()),
+            _ => {}
+        }
+        done
+    }
+}
+
+impl Write for Watched {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes);
+        self.noted(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let flushed = self.file.flush();
+        self.noted(flushed)
+    }
 }
 
 /// What the best of a column's players comes to.

@@ -1,8 +1,10 @@
 //! Where the user's lines come from: an editor with history on a terminal, plain lines elsewhere.
 
+use std::fmt::Display;
 use std::io::{self, BufRead, IsTerminal, Read, StdinLock};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use forebay_io::file::check_irregular;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 
@@ -12,6 +14,8 @@ use crate::failure::Failure;
 
 /// Commands may have this many bytes even where the context holds no message as long.
 const COMMAND: u64 = 64 << 10;
+/// A history of more bytes is none: an editor keeps a hundred lines.
+const MAX_HISTORY: u64 = 16 << 20;
 
 /// One thing that the user did.
 pub enum Input {
@@ -56,7 +60,13 @@ impl Lines {
             Failure::runtime(format!("cannot use this terminal: {error}; pipe the messages in instead"))
         })?;
         let mut editor = Box::new(editor);
-        let history = history_file();
+        let history = history_file().filter(|path| match check_history(path) {
+            Ok(()) => true,
+            Err(error) => {
+                cannot_keep(path, &error);
+                false
+            }
+        });
         if let Some(path) = &history {
             // There is none at the first start.
             let _ = editor.load_history(path);
@@ -98,8 +108,21 @@ fn keep(editor: &mut DefaultEditor, history: &mut Option<PathBuf>) {
     let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
     let saved = folder.map_err(ReadlineError::from).and_then(|()| editor.append_history(path));
     if let Err(error) = saved {
-        console::note(&format!("the history cannot be kept in {}: {error}", path.display()));
+        cannot_keep(path, &error);
         *history = None;
+    }
+}
+
+fn cannot_keep(path: &Path, error: &dyn Display) {
+    console::note(&format!("the history cannot be kept in {}: {error}", path.display()));
+}
+
+/// Whether the file of the history may be read: opening a pipe would wait for its other end.
+fn check_history(path: &Path) -> io::Result<()> {
+    check_irregular(path)?;
+    match std::fs::metadata(path).is_ok_and(|found| found.len() > MAX_HISTORY) {
+        true => Err(io::Error::other(format!("it is longer than {MAX_HISTORY} bytes; remove it"))),
+        false => Ok(()),
     }
 }
 

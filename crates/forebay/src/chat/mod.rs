@@ -19,7 +19,8 @@ use crate::console::{self, Output};
 use crate::failure::Failure;
 use crate::hindsight::{Hindsight, Stretch};
 use crate::interrupt::Interrupt;
-use crate::load::{Loaded, TextSide};
+use crate::load::{self, Loaded, TextSide};
+use crate::outputs::Protected;
 use crate::prompt::Limit;
 use crate::recordings::Recordings;
 use crate::report;
@@ -46,8 +47,9 @@ pub fn run(args: &ChatArgs) -> Result<(), Failure> {
     let text = TextSide::read(&dir)?;
     let sampling = ModelDefaults::read(&dir)?.sampling(&args.answer);
     let interrupt = Interrupt::install()?;
-    let mut recordings = Recordings::create(&args.files, &dir)?;
-    let model = Loaded::open(dir, text, &args.engine)?;
+    let roots = load::roots(&dir, &args.engine.disk.mirror);
+    let mut recordings = Recordings::create(&args.files, &roots, &[])?;
+    let model = Loaded::open(dir, None, text, &args.engine)?;
     let seed = args.answer.seed.map(|seed| ("seed", seed.to_string()));
     recordings.begin(&model.dir, &model.engine, &Vec::from_iter(seed))?;
     let session = Session::new(&model.engine);
@@ -287,6 +289,7 @@ impl Chat {
             };
             Failure::runtime(format!("cannot write {}: {error}; {advice}", path.display()))
         };
+        Protected::of_run(&self.model.roots, &[]).check(path, "the conversation to")?;
         let messages: Vec<_> = self
             .conversation
             .messages()

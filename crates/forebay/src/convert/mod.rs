@@ -20,6 +20,7 @@ use crate::console::{self, Output};
 use crate::failure::{Exit, Failure};
 use crate::get::{Notes, surroundings};
 use crate::interrupt::Interrupt;
+use crate::outputs::check_apart;
 use crate::progress::{Progress, Unit};
 use crate::prompt;
 use crate::verify;
@@ -33,6 +34,9 @@ pub fn run(args: &ConvertArgs) -> Result<(), Failure> {
     let begun = Begun { args, progress: &progress };
     let started = Instant::now();
     let source = Given::of(args)?;
+    if source == Given::Folder {
+        check_apart(&args.source, &args.out)?;
+    }
     let done = interrupt.during(|cancel| match source {
         Given::Folder => begun.convert(&mut LocalFolder::new(&args.source), cancel),
         Given::Gguf => begun.convert(&mut GgufModel::open(&args.source, args.tokenizer.as_deref())?, cancel),

@@ -1,12 +1,12 @@
 //! What the environment says about hubs, tokens, proxies and certificates.
 
 use std::env;
-use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use forebay_hub::get::config::DEFAULT_ENDPOINT;
 use forebay_hub::get::{GetError, HubConfig, Proxies, Token};
+use forebay_io::file::{check_irregular, open_regular};
 
 use crate::args::HubArgs;
 use crate::dirs;
@@ -17,11 +17,17 @@ const MAX_TOKEN: u64 = 4096;
 
 /// The hub to use, and how.
 pub fn config(args: &HubArgs) -> Result<HubConfig, Failure> {
+    let ca = args.ca.clone().or_else(|| path("SSL_CERT_FILE"));
+    // Whoever opened a pipe would wait for its other end.
+    if let Some(path) = &ca {
+        let failed = |cause: io::Error| GetError::Ca { path: path.clone(), why: cause.to_string() };
+        check_irregular(path).map_err(failed)?;
+    }
     let endpoint = args.endpoint.clone().or_else(|| text(&["HF_ENDPOINT"]));
     Ok(HubConfig {
         endpoint: endpoint.unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned()),
         token: token()?,
-        ca: args.ca.clone().or_else(|| path("SSL_CERT_FILE")),
+        ca,
         proxies: proxies(),
         connections: usize::from(args.connections),
         ..HubConfig::default()
@@ -53,7 +59,7 @@ fn token() -> Result<Option<Token>, GetError> {
 
 fn read(file: &Path) -> io::Result<String> {
     let mut text = String::new();
-    fs::File::open(file)?.take(MAX_TOKEN).read_to_string(&mut text)?;
+    open_regular(file)?.take(MAX_TOKEN).read_to_string(&mut text)?;
     Ok(text)
 }
 

@@ -104,6 +104,7 @@ fn name(consumer: Consumer) -> &'static str {
     match consumer {
         Consumer::Weights => "weights",
         Consumer::Embedding => "embedding",
+        Consumer::RowChecks => "embedding_row_checksums",
         Consumer::Norms => "norms_and_routers",
         Consumer::Mtp => "mtp",
         Consumer::Kv => "kv_cache",
@@ -111,6 +112,7 @@ fn name(consumer: Consumer) -> &'static str {
         Consumer::Reading => "reading",
         Consumer::Staging => "staging",
         Consumer::Slots => "slots",
+        Consumer::Recording => "recording",
         Consumer::Process => "process",
     }
 }

@@ -174,6 +174,7 @@ fn describe(consumer: Consumer, plan: &Plan) -> String {
     match consumer {
         Consumer::Weights => "weights that every token uses".to_owned(),
         Consumer::Embedding => "token embeddings".to_owned(),
+        Consumer::RowChecks => "checksums of the token embeddings' rows".to_owned(),
         Consumer::Norms => "norms and routers".to_owned(),
         Consumer::Mtp => "MTP layer, its experts apart".to_owned(),
         Consumer::Kv => format!("KV cache: the {} tokens it can remember (--context)", plan.context),
@@ -183,6 +184,7 @@ fn describe(consumer: Consumer, plan: &Plan) -> String {
         Consumer::Reading => "buffers of the reading threads".to_owned(),
         Consumer::Staging => "room for experts that pass through or are read ahead".to_owned(),
         Consumer::Slots => format!("experts that stay: {}", slots(plan)),
+        Consumer::Recording => "which experts a run chose, to look back at it at its end".to_owned(),
         Consumer::Process => "the program itself, tokenizer and book-keeping".to_owned(),
     }
 }
@@ -270,6 +272,7 @@ pub fn short(plan: &Plan) -> Vec<(String, String)> {
         let (name, detail) = match consumer {
             Consumer::Weights => ("  weights", String::new()),
             Consumer::Embedding => ("  embeddings", String::new()),
+            Consumer::RowChecks => ("  row checksums", String::new()),
             Consumer::Norms => ("  norms, routers", String::new()),
             Consumer::Mtp => ("  MTP layer", String::new()),
             Consumer::Kv => ("  KV cache", format!(" for {} tokens", plan.context)),
@@ -277,6 +280,7 @@ pub fn short(plan: &Plan) -> Vec<(String, String)> {
             Consumer::Reading => ("  reading", String::new()),
             Consumer::Staging => ("  passing through", String::new()),
             Consumer::Slots => ("  experts", format!(", {}", slots(plan))),
+            Consumer::Recording => ("  recording", String::new()),
             Consumer::Process => ("  process", String::new()),
         };
         row(name, format!("{}{detail}", ByteSize(bytes)))

@@ -86,7 +86,7 @@ fn prompts_that_do_not_fit_or_are_not_text() {
     forebay(&["run", "--file", arg(&file)]).fails(2, &["prompt.txt"]);
     fs::write(&file, b"ab\xff").unwrap();
     forebay(&["run", "--file", arg(&file)]).fails(2, &["prompt.txt", "byte 2"]);
-    forebay(&["score", "--file", arg(dir.path())]).fails(2, &["text file"]);
+    forebay(&["score", "--file", arg(dir.path())]).fails(2, &["a folder, not a regular file"]);
 }
 
 /// Nobody writes to these pipes: whoever opened one would wait for ever.

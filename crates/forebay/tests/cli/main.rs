@@ -7,6 +7,7 @@ mod convert_hub;
 mod damage;
 mod doctor;
 mod errors;
+mod files;
 mod get;
 mod inspect;
 mod memory;

@@ -154,3 +154,37 @@ fn where_embeddings_are_is_a_choice() {
     assert_eq!((&disk["embedding"], &memory["embedding"]), (&json!(0), &disk["embedding_bytes"]));
     assert_eq!(disk["embedding_place"], "disk");
 }
+
+#[test]
+fn what_is_kept_to_check_and_to_look_back_has_its_lines() {
+    let (dir, packed) = (toy(), TempDir::new().unwrap());
+    forebay(&["pack", arg(dir.path()), arg(packed.path()), "--margin", "0"]).ok();
+    let plan = |dir: &std::path::Path, place: &str| {
+        let args = ["plan", "--json", arg(dir), "--context", "64", "--embedding", place];
+        let plan = forebay(&args).ok().json()["plan"].take();
+        let lines = [
+            "weights",
+            "embedding",
+            "embedding_row_checksums",
+            "norms_and_routers",
+            "mtp",
+            "kv_cache",
+            "work",
+            "reading",
+            "staging",
+            "slots",
+            "recording",
+            "process",
+        ];
+        let sum: u64 = lines.iter().map(|line| plan[line].as_u64().unwrap()).sum();
+        assert_eq!(plan["total"], sum, "{plan}");
+        assert!(plan["recording"].as_u64() > Some(0), "{plan}");
+        plan["embedding_row_checksums"].as_u64().unwrap()
+    };
+    // Four bytes for each of 300 rows, while they come from disk and have checksums.
+    assert_eq!(plan(packed.path(), "disk"), 4 * 300);
+    assert_eq!((plan(packed.path(), "memory"), plan(dir.path(), "disk")), (0, 0));
+    let text = forebay(&["plan", arg(packed.path()), "--context", "64", "--embedding", "disk"]).ok().stdout;
+    assert!(text.contains("1.20 kB  checksums of the token embeddings' rows"), "{text}");
+    assert!(text.contains("which experts a run chose"), "{text}");
+}

@@ -2,17 +2,22 @@
 #![cfg(target_os = "linux")]
 
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::support::{Done, arg, command, demo, smallest_memory, toy};
 
 /// An answer of the bundled model with so little memory that a usage history is kept.
 fn answer(cache: &Path) -> Done {
+    answer_of(command(&[]), cache)
+}
+
+/// The same of the binary as `forebay` starts it.
+fn answer_of(mut forebay: Command, cache: &Path) -> Done {
     let model = demo();
     let memory = smallest_memory(&["--model", arg(&model), "--context", "64"]);
     let args = ["run", "--model", arg(&model), "--context", "64", "--memory", &memory, "What is 2+2?"];
-    let done = Done::of(command(&args).env("FOREBAY_CACHE", cache).output().unwrap()).ok();
+    let done = Done::of(forebay.args(args).env("FOREBAY_CACHE", cache).output().unwrap()).ok();
     assert_eq!(done.stdout, "2+2=4.\n", "{done:#?}");
     assert!(!done.stderr.contains("panicked"), "{done:#?}");
     done
@@ -39,9 +44,11 @@ fn a_full_disk_leaves_the_history_as_it_was() {
     let cache = tempfile::tempdir().unwrap();
     let path = history(cache.path());
     let before = fs::read(&path).unwrap();
-    symlink("/dev/full", beside(&path, ".new")).unwrap();
-    let done = answer(cache.path());
-    for word in ["usage history", "No space left", "the old one is unchanged"] {
+    // Not a byte can be written to a file; the signal that says so is ignored.
+    let mut full = Command::new("sh");
+    full.args(["-c", "trap '' XFSZ; ulimit -f 0; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_forebay")]);
+    let done = answer_of(full, cache.path());
+    for word in ["usage history", "File too large", "the old one is unchanged"] {
         assert!(done.stderr.contains(word), "{done:#?}");
     }
     assert_eq!(fs::read(&path).unwrap(), before);
