@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 /// What reads past the page cache ask of offset, length and address on every common disk: a multiple
-/// of this many bytes (streaming spec section 5).
+/// of this many bytes.
 pub const DIRECT_ALIGN: usize = 4096;
 
 /// One positioned read: `len` bytes of shard `shard` from `offset`, to be

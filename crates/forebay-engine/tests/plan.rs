@@ -14,7 +14,7 @@ use forebay_testkit::{glm52, toy};
 use tempfile::TempDir;
 
 const GB: u64 = 1_000_000_000;
-/// Memory spec section 1: one slot in every layer, with and without the MTP layer's.
+/// GLM-5.2 in row-scaled int4, by hand: one slot in every layer, with and without the MTP layer's.
 const MTP_EXPERT: u64 = 37_789_696;
 const EXPERT: u64 = 18_915_328;
 const ROW: u64 = 75 * EXPERT;
@@ -65,7 +65,7 @@ fn adds_up(plan: &Plan) {
 }
 
 #[test]
-fn the_byte_facts_of_memory_spec_section_1() {
+fn the_byte_facts_of_glm() {
     let facts = ModelFacts::of(&GLM);
     assert_eq!(facts.dense_bytes, 10_592_313_856);
     assert_eq!(facts.dense_bytes + facts.mtp_dense_bytes, 10_877_286_144);
@@ -160,7 +160,7 @@ fn everything_fits_exactly_where_the_plan_says_so() {
     assert_eq!(less.resident_slots(), 19_200);
 }
 
-/// Performance spec section 2.2: X = 11.349 GB per token; 6 slots hit .192, 12 would .306.
+/// By hand: X = 11.349 GB per token; 6 slots hit .192, 12 would .306.
 #[test]
 fn the_outlook_follows_the_published_table() {
     let rates = Rates { disk: Some(7e9), memory: Some(90e9) };

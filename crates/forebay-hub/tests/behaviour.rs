@@ -92,7 +92,7 @@ fn made(spec: &SynthSpec) -> tempfile::TempDir {
     dir
 }
 
-/// Performance spec section 2.3: real text shares .26 to .36 of its experts with the token before, 4 tokens use 22
+/// The last line of the table in docs/synth.md: real text shares .26 to .36 of its experts with the token before, 4 tokens use 22
 /// to 24 experts and 32 tokens about 96.
 #[test]
 fn routing_has_the_reuse_of_real_text() {

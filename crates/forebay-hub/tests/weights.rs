@@ -31,8 +31,8 @@ fn entropy(format: Format, cols: usize, codes: &[u8]) -> f64 {
     -used.map(|p| p * p.log2()).sum::<f64>()
 }
 
-/// Performance spec section 2.6: 2.917 bits predicted and 2.915 measured on GLM-5.2 for rows of 6144, 3.50 bits for
-/// groups of 64.
+/// The statistics of codes in docs/synth.md: 2.917 bits predicted and 2.915 measured on GLM-5.2 for rows of 6144, 3.50
+/// bits for groups of 64.
 #[test]
 fn codes_have_the_entropy_of_the_real_ones() {
     for (format, want) in [("int4-row", 2.917), ("int4-g64", 3.50)] {

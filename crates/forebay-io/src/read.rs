@@ -204,7 +204,7 @@ pub enum ReadError {
 /// Fills `buf` from `offset`. `path` is only for the error.
 ///
 /// Short reads are continued and interrupted ones retried, as any read may be
-/// (streaming spec section 5, errors).
+/// (docs/streaming.md, "What is read when things go wrong").
 pub fn read_exact_at(src: &dyn ReadAt, path: &Path, buf: &mut [u8], offset: u64) -> Result<(), ReadError> {
     let segment = ReadSegment { shard: 0, offset, len: buf.len(), dst: 0 };
     let mut transfer = Transfer::new(segment, None, path)?;

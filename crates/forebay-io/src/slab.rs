@@ -2,7 +2,7 @@
 //!
 //! All memory for experts is set aside here, once: an [`Arena`] owns one region
 //! per class and lends its slots out as [`Slab`]s. A slot never changes class,
-//! so what is resident is what was planned (streaming spec section 4). Pages are
+//! so what is resident is what was planned (docs/planning.md). Pages are
 //! zero and untouched until first written, so setting aside costs address space
 //! and not time.
 
@@ -382,7 +382,7 @@ mod tests {
     }
 
     proptest! {
-        /// Streaming spec section 4: whatever was taken and given back, slots keep
+        /// Whatever was taken and given back, slots keep
         /// their class, and the books agree with a count of what is held.
         #[test]
         fn capacity_is_count_times_class(

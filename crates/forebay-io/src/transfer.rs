@@ -1,6 +1,6 @@
 //! One segment on its way from a file into a buffer, as a machine without I/O of its own: it says which read
 //! comes next and is told what came of it. The worker pool and the ring both drive it, so short reads,
-//! interruptions, ends of files and refusals mean the same everywhere (streaming spec section 5, errors).
+//! interruptions, ends of files and refusals mean the same everywhere (docs/streaming.md).
 
 use std::io;
 use std::path::Path;

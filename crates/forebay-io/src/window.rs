@@ -1,5 +1,5 @@
-//! Which whole pages hold the wanted bytes of a file, and where they go in a slab
-//! (streaming spec section 5). Every backend asks here and nowhere else.
+//! Which whole pages hold the wanted bytes of a file, and where they go in a slab.
+//! Every backend asks here and nowhere else.
 
 use std::ops::Range;
 
@@ -56,8 +56,8 @@ mod tests {
     }
 
     #[test]
-    fn the_vector_of_the_spec() {
-        // Streaming spec section 5: offset 10,000, total 100,000.
+    fn a_window_by_hand() {
+        // Offset 10,000, total 100,000: from page 2 on (8,192), 27 pages up to 110,000.
         let window = Window::around(10_000, 100_000).unwrap();
         assert_eq!(window, Window { base: 8192, head: 1808, len: 102_400 });
         assert_eq!(Window::around(u64::MAX - 5, 4), None);

@@ -112,7 +112,7 @@ proptest! {
 
 #[test]
 fn a_file_cut_by_one_byte_is_one_byte_short_everywhere() {
-    // Streaming spec section 5: never "success".
+    // Never "success".
     let (_dir, path) = file(&pattern(109_999));
     let segment = ReadSegment { shard: 0, offset: 10_000, len: 100_000, dst: 1808 };
     for way in WAYS {

@@ -166,7 +166,7 @@ mod tests {
         SlotDemand { classes, layers }
     }
 
-    /// Byte facts of the memory spec, section 1: one slot in every layer is
+    /// Byte facts of GLM-5.2 in row-scaled int4 (docs/planning.md): one slot in every layer is
     /// 1,456,439,296 bytes and all experts are 372,848,459,776 when there is one
     /// slab per expert and sizes are whole pages.
     #[test]

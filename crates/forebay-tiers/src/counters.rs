@@ -1,4 +1,4 @@
-//! What streaming cost, in numbers that only grow (streaming spec section 13).
+//! What streaming cost, in numbers that only grow (docs/streaming.md, "Seeing it").
 
 use std::time::Duration;
 

@@ -2,7 +2,7 @@
 //!
 //! Reads ahead only use a disk that would be idle, so they gain at most the share of the time
 //! in which nothing waits for it, and they need guesses that are often enough right
-//! (performance spec section 2.2). Neither is known beforehand: reading ahead is tried for a while,
+//! (docs/streaming.md). Neither is known beforehand: reading ahead is tried for a while,
 //! and goes on as long as it pays. Guesses cost arithmetic, so there are none while every expert is in memory.
 
 use std::time::{Duration, Instant};

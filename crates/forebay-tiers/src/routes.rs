@@ -106,7 +106,6 @@ impl Routes {
 mod tests {
     use super::*;
 
-    /// Streaming spec section 2, "TEST (union)".
     #[test]
     fn a_union_is_in_first_seen_order() {
         let rows: [&[u32]; 3] = [&[7, 3], &[3, 9], &[7, 9]];

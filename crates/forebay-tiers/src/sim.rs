@@ -18,7 +18,7 @@ pub enum Contestant {
     /// Recency over the slots of all layers together, one expert after another.
     GlobalLru,
     /// Recency per layer in which a step's own experts may evict each other once all were
-    /// looked up: what performance spec section 2.7 calls per-layer LRU.
+    /// looked up: "LRU" in docs/cache.md.
     TrimmedLru,
     /// The experts that history used most; nothing ever changes.
     Pins,
@@ -30,7 +30,7 @@ pub enum Contestant {
     /// Knows the future: keeps what is needed soonest. The optimum for its slots, with the
     /// right to let a miss pass through.
     Belady,
-    /// The same for a cache that handles a union one expert at a time: the optimum of performance spec section 2.7.
+    /// The same for a cache that handles a union one expert at a time.
     BeladyOneAtATime,
 }
 

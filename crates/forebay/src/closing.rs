@@ -163,7 +163,7 @@ mod tests {
         let all_well = Counters { reads: 9, direct_reads: 9, ..Counters::default() };
         assert_eq!(repeated(&all_well), None);
         for (retries, fallbacks) in [(2, 0), (0, 1)] {
-            let told = repeated(&Counters { retries, fallbacks, ..all_well.clone() }).unwrap();
+            let told = repeated(&Counters { retries, fallbacks, ..all_well }).unwrap();
             let words = format!("of 9 reads {retries} were tried again and {fallbacks} were ended");
             assert!(told.starts_with(&words), "{told}");
         }

@@ -1,4 +1,4 @@
-//! What a model's files hold, in bytes: the figures of memory spec section 1.
+//! What a model's files hold, in bytes.
 
 use forebay_model::Snapshot;
 use forebay_model::snapshot::ResidentTensor;

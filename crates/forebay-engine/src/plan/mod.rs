@@ -1,4 +1,4 @@
-//! What will fit, decided before anything is allocated (memory spec section 7).
+//! What will fit, decided before anything is allocated (docs/planning.md).
 //!
 //! A budget covers everything: weights, KV cache, work buffers, expert slots, and what
 //! the process itself takes. Whatever is left after the rest becomes expert slots. One

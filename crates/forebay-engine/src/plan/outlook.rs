@@ -1,6 +1,6 @@
 //! What a division of memory is expected to give: bytes from disk and tokens per second.
 //!
-//! Formulas of performance spec section 2.2. They count decoding without drafts, with disk
+//! The formulas of docs/planning.md. They count decoding without drafts, with disk
 //! and memory overlapping perfectly: an upper bound, against which a run can be measured.
 
 use forebay_io::Rates;
@@ -155,11 +155,11 @@ mod tests {
     use super::*;
 
     const GB: f64 = 1e9;
-    /// Performance spec section 2.1: always-read and routed bytes per token, GLM-5.2 in row-scaled int4.
+    /// By hand: always-read and routed bytes per token, GLM-5.2 in row-scaled int4.
     const D: f64 = 9.14 * GB;
     const X: f64 = 11.349 * GB;
 
-    /// The table of performance spec section 2.2, from its formula.
+    /// A table that was computed elsewhere, from the same formula.
     #[test]
     fn the_published_table_comes_out() {
         for (memory, disk, row) in [

@@ -1,7 +1,7 @@
 //! How much memory there is, and how much this process may use.
 //!
 //! Linux: `/proc` and the control groups of the process, version 2 and 1, walking
-//! up to the root (memory spec section 5). macOS: the virtual-memory statistics and
+//! up to the root (docs/planning.md). macOS: the virtual-memory statistics and
 //! the memory-pressure level. Windows: physical memory and the commit limit. What a
 //! system does not say is `None`, which means unknown; it never means zero.
 //!

@@ -7,9 +7,9 @@ pub enum Policy {
     /// The expert that was routed to most recently is worth most; every miss that finds
     /// a place is kept.
     Lru,
-    /// Session counts with a touch of recency, as in streaming spec section 9, with its
+    /// Session counts with a touch of recency, as in the reference, with its
     /// clock in tokens of the layer: counts are halved every `halve_every` tokens, and a
-    /// miss must beat a resident by the spec's margin.
+    /// miss must beat a resident by the reference's margin.
     Lfru {
         /// Tokens between two halvings; 0 never halves.
         halve_every: u32,

@@ -2,7 +2,7 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
-/// Slots as (expert, stamp), as the streaming spec writes them.
+/// Slots as (expert, stamp).
 fn state(cache: &LayerCache) -> Vec<(u32, u64)> {
     let stamped = |slot: &Slot| match *slot {
         Slot::Holds(expert) => Some((expert, cache.worth.of(expert) as u64)),
@@ -15,9 +15,9 @@ fn counts(plan: &StepPlan) -> (usize, usize) {
     (plan.hits.len(), plan.kept.len() + plan.transient.len())
 }
 
-/// Streaming spec section 2, cap 2. The reference promotes the last misses in
+/// Captured from the reference, with two slots. It promotes the last misses in
 /// reverse; we keep the first ones and stamp every member in routing order, so the first
-/// call keeps 5 and 9 and not 12 and 9. Hits and misses of every call are the spec's.
+/// call keeps 5 and 9 and not 12 and 9. Hits and misses of every call are the reference's.
 #[test]
 fn two_slots() {
     let mut cache = LayerCache::new(2, Policy::Lru);
@@ -36,10 +36,10 @@ fn two_slots() {
     assert_eq!(state(&cache), [(7, 6), (9, 7)]);
 }
 
-/// Streaming spec section 2, cap 3: with [3,2,1] first, so that (as in the
-/// reference) 1 is the newest and 3 is the one that 4 replaces. The last call is
-/// the case the spec describes for us: "the hit slots are protected: 5 replaces
-/// slot 2 and 6 is not kept".
+/// Captured from the reference, with three slots: with [3,2,1] first, so that (as
+/// there) 1 is the newest and 3 is the one that 4 replaces. The last call is where
+/// our rule (docs/cache.md) differs: the hits are protected, 5 replaces 2, and 6 is
+/// not kept.
 #[test]
 fn three_slots_protect_the_hits_of_the_same_call() {
     let mut cache = LayerCache::new(3, Policy::Lru);

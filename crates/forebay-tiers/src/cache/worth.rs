@@ -175,7 +175,7 @@ impl Rates {
     }
 }
 
-/// Streaming spec section 9: a count, and a bonus for the last 255 ticks.
+/// The reference's score (LFRU in docs/cache.md): a count, and a bonus for the last 255 ticks.
 fn heat_score(count: u32, last: u32, clock: u32) -> u64 {
     let age = clock.wrapping_sub(last);
     u64::from(count) * 256 + u64::from(255u32.saturating_sub(age))
@@ -195,7 +195,7 @@ fn halve(count: u32, times: u32) -> u32 {
 mod tests {
     use super::*;
 
-    /// Captured with the reference's functions (streaming spec section 9).
+    /// Captured with the reference's functions.
     #[test]
     fn heat_as_in_the_reference() {
         let cases = [

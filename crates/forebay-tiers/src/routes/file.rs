@@ -1,4 +1,4 @@
-//! Recorded routes: one JSON object a line (telemetry spec section 4).
+//! Recorded routes: one JSON object a line (docs/cache.md, "The file of a recording").
 //!
 //! The first line is the [`Header`], the others are [`Record`]s in the order in which the
 //! model ran: passes in order, within a pass layer after layer, within a layer row after

@@ -3,7 +3,7 @@
 //! A router's score of an expert is the sum of what the layer likes (fixed), a topic
 //! that drifts, and the token. The three strengths and two speeds are fitted to nothing
 //! but published reuse: previous-token overlap .26-.36, 22-24 distinct experts in 4
-//! tokens and about 96 in 32 (performance spec sections 2.3, 2.7 and 4). Measured hit rates
+//! tokens and about 96 in 32 (docs/cache.md, "Where the routes come from"). Measured hit rates
 //! then come out right without having been fitted.
 //!
 //! Same seed, same routes, on every machine: integers make the noise, and what follows
@@ -126,7 +126,7 @@ mod tests {
         assert!((mean(4) - 3.0).abs() < 0.1, "{}", mean(4));
     }
 
-    /// The targets of performance spec section 4, over several texts.
+    /// The published reuse (docs/cache.md, "Where the routes come from"), over several texts.
     #[test]
     fn reuse_is_that_of_the_model() {
         let routes = CALIBRATED.routes(6, 400, 5);

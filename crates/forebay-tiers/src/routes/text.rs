@@ -1,4 +1,4 @@
-//! A recording as lines of words, for other tools (telemetry spec section 4):
+//! A recording as lines of words, for other tools (docs/cache.md, "The file of a recording"):
 //! `<call> <row> <layer> <id>:<weight> <id>:<weight> ...`.
 
 use std::io::{BufRead, Write};
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
     use crate::routes::file::{Header, Phase, Record, RouteWriter};
 
-    /// Telemetry spec section 4, "TEST (run, tiny)", and a call of two rows after it.
+    /// A call of one row as the reference writes it, and a call of two rows after it.
     #[test]
     fn lines_are_those_of_the_reference() {
         let mut writer = RouteWriter::new(Vec::new(), Header::new("tiny", 256, 4)).unwrap();

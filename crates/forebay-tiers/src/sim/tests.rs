@@ -22,7 +22,7 @@ fn best_aged(routes: &Routes, quota: usize, history: &[Vec<u64>]) -> f64 {
     [7, 23, 69, 138].map(rate).into_iter().fold(0.0, f64::max)
 }
 
-/// Performance spec section 2.7: slots, then global LRU, per-layer LRU, pins, half pins + LRU, aged LFU, Belady.
+/// The table of another implementation (docs/cache.md, "Where the routes come from"): slots, then global LRU, per-layer LRU, pins, half pins + LRU, aged LFU, Belady.
 const PUBLISHED: [(usize, [f64; 6]); 14] = [
     (1, [0.000, 0.022, 0.031, 0.022, 0.045, 0.094]),
     (2, [0.000, 0.046, 0.058, 0.054, 0.081, 0.176]),
@@ -64,7 +64,7 @@ fn the_table_of_the_notes() {
     }
 }
 
-/// Two warnings of performance spec section 2.7: a global LRU smaller than a token's experts hits exactly
+/// Two traps (docs/cache.md): a global LRU smaller than a token's experts hits exactly
 /// nothing, and handling a union one at a time halves the hits below 8 slots.
 #[test]
 fn two_ways_to_lose() {
