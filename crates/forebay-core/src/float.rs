@@ -27,7 +27,7 @@ pub fn f32_to_f16(value: f32) -> u16 {
 }
 
 /// FP8 E4M3 ("fn" variant) to f32: exponent bias 7, no infinities, codes 0x7F
-/// and 0xFF are NaN (container spec section 10).
+/// and 0xFF are NaN.
 #[inline]
 pub const fn fp8_e4m3_to_f32(code: u8) -> f32 {
     let sign = if code & 0x80 == 0 { 1.0f32 } else { -1.0 };

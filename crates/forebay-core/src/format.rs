@@ -1,4 +1,4 @@
-//! Weight formats and the exact bytes they take (container spec section 5).
+//! Weight formats and the exact bytes they take (docs/format.md section 6).
 
 use std::fmt;
 use std::str::FromStr;
@@ -92,7 +92,7 @@ impl Format {
     }
 
     /// What a reader takes this format for in a matrix of `cols` columns when it has nothing but byte counts to go by
-    /// (container spec section 5.2): the smallest group size with as many groups, and int4 by row if there is one group.
+    /// (docs/convert.md, "Formats are named"): the smallest group size with as many groups, and int4 by row if there is one group.
     pub fn as_inferred(self, cols: usize) -> Self {
         let Format::Int4Group(size) = self else { return self };
         let groups = cols.div_ceil(size.get());
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn published_sizes_of_glm_5_2() {
-        // Container spec section 11: payload and scale bytes of the public artifact.
+        // Payload and scale bytes of the public artifact.
         let cases = [
             (Format::Int8Row, 154_880, 6144, 951_582_720, 619_520),
             (Format::Int4Row, 2048, 6144, 6_291_456, 8_192),
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn groups_are_inferred_from_their_number() {
-        // V-04 of the container spec, and one group for a whole row.
+        // One group for a whole row too.
         let read = |cols, size| group(size).as_inferred(cols);
         assert_eq!((read(65, 16), read(65, 64), read(200, 48)), (group(16), group(48), group(48)));
         assert_eq!((read(200, 64), read(200, 128), read(100, 64)), (group(64), group(128), group(64)));

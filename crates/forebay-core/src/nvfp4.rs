@@ -1,5 +1,5 @@
 //! NVFP4 as ModelOpt stores it: 4-bit floats in groups of 16, each with an FP8 scale, and one scale for the matrix
-//! (conversion spec section 2). Only ever read, to be converted.
+//! (docs/convert.md). Only ever read, to be converted.
 
 use crate::float::FP8_E4M3;
 
@@ -31,7 +31,7 @@ pub fn decode_row(codes: &[u8], scales: &[u8], scale_2: f32, out: &mut [f32]) {
 mod tests {
     use super::*;
 
-    /// The vectors of the conversion spec, section 2: byte 0x7a holds -1 and 6.
+    /// By hand: byte 0x7a holds -1 and 6.
     #[test]
     fn low_bits_are_the_even_column_and_groups_have_their_own_scale() {
         let mut out = [0.0; 18];

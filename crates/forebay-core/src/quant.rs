@@ -1,6 +1,6 @@
 //! What the bytes of a weight format mean, and how they are made.
 //!
-//! This is the readable truth of container spec sections 5.3 and 5.4; the SIMD
+//! This is the readable truth of docs/format.md section 6; the SIMD
 //! decoders in `forebay-kernels` are compared with it bit for bit.
 
 use crate::float::{FP8_E4M3, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
@@ -90,7 +90,7 @@ pub struct EncodeError {
 
 /// Encodes a `rows x cols` f32 matrix, `values` row-major.
 ///
-/// Integer formats follow container spec section 5.4: `s = max(absmax / qmax, 1e-8)`,
+/// Integer formats follow the reference's quantiser: `s = max(absmax / qmax, 1e-8)`,
 /// `q = clamp(round_half_even(w / s))`, per row or per group; unused bits of a row's last byte are 0.
 ///
 /// # Panics
@@ -232,7 +232,6 @@ mod tests {
         assert_eq!(e.scales, [1.0 / 127.0]);
     }
 
-    /// Conversion spec sections 1 and 3.
     #[test]
     fn converter_vectors() {
         let e = encode(Format::Int4Row, 1, 5, &[0.7, -0.3, 0.2, 0.1, -0.7]).unwrap();

@@ -143,7 +143,7 @@ mod tests {
     fn wrong_lengths_are_refused() {
         let codes = [0u8; 10];
         let scales = [1f32; 3];
-        // V-06: a 3 x 5 matrix takes 15 (int8), 9 (int4) or 6 (int2) bytes; 10 fits nothing.
+        // A 3 x 5 matrix takes 15 (int8), 9 (int4) or 6 (int2) bytes; 10 fits nothing.
         for format in [Format::Int8Row, Format::Int4Row, Format::Int2Row] {
             let err = MatrixView::new(format, 3, 5, &codes, &scales).unwrap_err();
             assert_eq!(err.found_codes, 10);

@@ -1,6 +1,6 @@
 //! The random numbers of one request.
 
-/// xorshift64 with the seeding of decode spec section 1.4, one per request.
+/// xorshift64 with the seeding of the reference, one per request.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
@@ -27,7 +27,7 @@ impl Rng {
 mod tests {
     use super::*;
 
-    /// Decode spec D-04.
+    /// Captured from the reference.
     #[test]
     fn published_draws() {
         let cases: [(u64, [f64; 4]); 3] = [

@@ -1,4 +1,4 @@
-//! From logits to a token: greedy, temperature and nucleus (decode spec section 1).
+//! From logits to a token: greedy, temperature and nucleus.
 //!
 //! Order of operations: non-finite logits are dropped, temperature, softmax,
 //! top-p, draw. Ties go to the lower token id everywhere.
@@ -20,7 +20,7 @@ pub struct Sampling {
 }
 
 impl Default for Sampling {
-    /// The defaults of decode spec section 1.3: temperature 0.7, top-p 0.9, seed 0.
+    /// The usual values: temperature 0.7, top-p 0.9, seed 0.
     fn default() -> Self {
         Self { temperature: 0.7, top_p: 0.9, seed: 0 }
     }

@@ -1,4 +1,4 @@
-//! What a session holds after limits, refusals, cancellations and errors (decode spec section 3).
+//! What a session holds after limits, refusals, cancellations and errors.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! The synthetic end-to-end oracle of forward spec section 18: logits, hidden states, cache
+//! The synthetic end-to-end oracle (tests/goldens): logits, hidden states, cache
 //! rows, selections, routes and token sequences that another engine and an independent numpy
 //! implementation agree on.
 
@@ -140,7 +140,7 @@ fn greedy_decoding_matches_the_published_sequence() {
     assert_eq!(greedy(&mut engine, &mut session, &toy::prompt(), 24), GREEDY);
 }
 
-/// Decode spec D-17: a budget of 24 equals three budgets of 8 with "continue" in between; the last
+/// A budget of 24 equals three budgets of 8 with "continue" in between; the last
 /// token of each part is pending, not lost and not repeated.
 #[test]
 fn continuing_neither_loses_nor_repeats_a_token() {

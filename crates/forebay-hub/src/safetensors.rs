@@ -1,4 +1,4 @@
-//! Headers of safetensors files, as the reference's writer makes them (container spec section 7).
+//! Headers of safetensors files, as the reference's writer makes them.
 
 use serde_json::{Map, json};
 

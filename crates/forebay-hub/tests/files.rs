@@ -55,7 +55,7 @@ fn hashes(dir: &Path) -> BTreeMap<String, String> {
 
 #[test]
 fn the_full_model_has_the_published_totals() {
-    // Container spec section 11: the audited artifact, which has no indexer.
+    // The audited artifact, which has no indexer.
     let spec = SynthSpec {
         dims: Dims::GLM_5_2,
         dense: 3,

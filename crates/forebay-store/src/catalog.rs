@@ -1,7 +1,6 @@
 //! Every tensor of a model folder, by name.
 //!
-//! Opening a catalogue reads all shard headers and nothing else
-//! (container spec sections 1 and 3).
+//! Opening a catalogue reads all shard headers and nothing else.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;

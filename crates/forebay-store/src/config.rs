@@ -1,7 +1,7 @@
 //! `config.json` and its kin: read strictly, asked field by field.
 //!
 //! A getter says which values it allows; everything else is an error that names
-//! the field, what was found and what is allowed (container spec section 2).
+//! the field, what was found and what is allowed.
 //! Which fields there are is the business of the model family.
 
 use std::collections::HashSet;
@@ -132,7 +132,7 @@ impl ConfigFile {
 }
 
 /// The stop tokens of a model: `eos_token_id` of its config, then those of its generation config
-/// that are not among them yet, in order (container spec section 2; there is no limit on their number).
+/// that are not among them yet, in order (there is no limit on their number).
 pub fn stop_ids(config: &ConfigFile, generation: Option<&ConfigFile>) -> Result<Vec<u32>, ConfigError> {
     let (mut ids, mut seen) = (Vec::new(), HashSet::new());
     for file in [Some(config), generation].into_iter().flatten() {
@@ -408,7 +408,6 @@ mod tests {
 
     #[test]
     fn stop_ids_are_united_in_order() {
-        // V-10 of the container spec.
         let ids = |a: &str, b: Option<&str>| stop_ids(&config(a), b.map(config).as_ref());
         let scalar = r#"{"eos_token_id": 7}"#;
         assert_eq!(

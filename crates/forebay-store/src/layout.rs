@@ -1,4 +1,4 @@
-//! How one weight is stored: its format and where its bytes are (container spec section 5).
+//! How one weight is stored: its format and where its bytes are (docs/format.md section 6).
 //!
 //! The logical shape comes from the caller (role and config). The format comes
 //! from what lies in the files: a `.qs` companion makes a quantised weight, a
@@ -283,7 +283,7 @@ pub fn recorded(
 ///
 /// Tried in this order: int8, int4, int2; with int4 codes and more scales than rows, the smallest
 /// group size that fits. The flag tells whether a larger one would fit as well.
-/// Exactly the byte counts of the format pass (container spec sections 5.1 and 5.2).
+/// Exactly the byte counts of the format pass.
 pub fn detect(codes: u64, scales: u64, rows: usize, cols: usize) -> Option<(Format, bool)> {
     let fits = |format: &Format| {
         bytes_of(*format, rows, cols) == Some(codes) && scale_bytes(*format, rows, cols) == Some(scales)

@@ -1,5 +1,5 @@
 //! How one routed expert is read: which bytes, in which reads, and where its
-//! matrices then lie in a slab (container spec section 7, streaming spec section 5).
+//! matrices then lie in a slab.
 //!
 //! Bytes that touch in a file are read together; no order of the three matrices
 //! is assumed. In the slab they keep their distance in the file, so a coalesced

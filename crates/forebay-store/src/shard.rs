@@ -1,4 +1,4 @@
-//! The header of one safetensors file, read strictly (container spec section 3).
+//! The header of one safetensors file, read strictly.
 //!
 //! A shard is a `u64` header length, that many bytes of JSON, then the data.
 //! Everything that the header claims is checked against the file's size and

@@ -1,4 +1,4 @@
-//! The real GLM-5.2 artifact, from its names and shapes alone (container spec section 11).
+//! The real GLM-5.2 artifact, from its names and shapes alone.
 
 use forebay_core::format::Format;
 use forebay_core::ids::ExpertKey;

@@ -1,4 +1,4 @@
-//! Formats found from byte counts, and everything that fits none (container spec sections 5 and 12).
+//! Formats found from byte counts, and everything that fits none.
 
 mod common;
 
@@ -61,7 +61,7 @@ fn formats_of_vector_v_06() {
     let text = error.to_string();
     assert!(matches!(error, LayoutError::Payload { found: 10, int8: 15, int4: 9, int2: 6, .. }));
     assert!(text.contains("out-00000.safetensors") && text.contains("tensor w "), "{text}");
-    // The reference never counted the scales: too many overran its buffer (section 12, defect 2).
+    // The reference never counted the scales: too many overran its buffer.
     for (codes, scales) in [(15, 2), (15, 4), (15, 6), (9, 2), (9, 4), (6, 0), (6, 6)] {
         assert!(matches!(found(codes, scales), Err(LayoutError::Scales { .. })), "{codes} {scales}");
     }
@@ -69,7 +69,7 @@ fn formats_of_vector_v_06() {
 
 #[test]
 fn a_scale_count_that_no_group_size_gives_is_refused() {
-    // Section 12, defect 11. 200 columns make 13, 7, 5, 4, 3 or 2 groups.
+    // 200 columns make 13, 7, 5, 4, 3 or 2 groups.
     for groups in [6, 8, 12, 14, 200] {
         assert_eq!(detect(100, 4 * groups, 1, 200), None, "{groups}");
     }
@@ -124,7 +124,7 @@ fn types_and_companions_have_to_fit() {
     assert_eq!((vector.format, vector.rows, vector.cols, vector.codes.len), (Format::Bf16, 1, 4, 8));
     assert!(matches!(layout::vector(&catalog, "vector", 5), Err(LayoutError::Shape { .. })));
     assert!(matches!(layout::vector(&catalog, "row", 4), Err(LayoutError::Shape { .. })));
-    // Section 12, defect 3: bytes where floats are expected.
+    // Bytes where floats are expected.
     assert!(matches!(layout::vector(&catalog, "i8", 8), Err(LayoutError::Dtype { .. })));
     assert!(matches!(layout::float_matrix(&catalog, "i8", 2, 4), Err(LayoutError::Dtype { .. })));
     assert_eq!(layout::float_matrix(&catalog, "plain", 2, 4).unwrap(), plain);
@@ -254,7 +254,7 @@ fn declared_formats_are_not_guessed() {
         std::fs::write(dir.path().join("out-00000.safetensors"), file).unwrap();
         layout::weight(&Catalog::open(dir.path()).unwrap(), "w", 3, 65)
     };
-    // V-04: two groups in 65 columns are groups of 48 to a reader that has to guess.
+    // Two groups in 65 columns are groups of 48 to a reader that has to guess.
     let found = write("int4-g64 3x65", 99, 6).unwrap();
     assert_eq!((found.format, found.ambiguous_groups), (group(64), false));
     assert_eq!(write("int4-row 3x65", 99, 3).unwrap().format, Format::Int4Row);

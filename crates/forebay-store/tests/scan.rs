@@ -1,4 +1,4 @@
-//! Opening folders: which files count, what is refused, what is told (container spec sections 1, 3, 12).
+//! Opening folders: which files count, what is refused, what is told.
 
 mod common;
 
@@ -68,7 +68,7 @@ fn a_pipe_named_like_a_shard_does_not_hang() {
 
 #[test]
 fn a_name_in_two_shards_is_refused_unless_the_first_may_win() {
-    // V-09: a and b both define x; the reference takes a's.
+    // Files a and b both define x; the reference takes a's.
     let dir = folder();
     write_shard(&dir.path().join("a.safetensors"), &[tensor("x", "F32", &[1]), tensor("y", "U8", &[1])]);
     write_shard(&dir.path().join("b.safetensors"), &[tensor("x", "F32", &[2]), tensor("z", "U8", &[1])]);

@@ -1,5 +1,5 @@
 //! Writes safetensors files in the layout of the reference converter: F32 tensors
-//! before byte tensors, names in byte order (container spec section 7).
+//! before byte tensors, names in byte order.
 
 use std::io::{self, Write};
 use std::path::Path;

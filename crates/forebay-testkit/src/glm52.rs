@@ -1,4 +1,4 @@
-//! GLM-5.2 from its names and shapes alone (container spec section 11): the headers are
+//! GLM-5.2 from its names and shapes alone: the headers are
 //! real, the 384 GB behind them are holes in sparse files.
 
 use std::fs::File;
@@ -106,7 +106,7 @@ fn layer(layer: usize) -> Shard {
     shard
 }
 
-/// `config.json`: the sizes of container spec section 2.
+/// `config.json`: the published sizes.
 pub fn config() -> Value {
     json!({
         "model_type": "glm_moe_dsa",

@@ -1,4 +1,4 @@
-//! The synthetic GLM snapshot of forward spec section 18: hash-generated weights, so
+//! The synthetic GLM snapshot of the goldens: hash-generated weights, so
 //! that anybody can rebuild it bit for bit without a model file.
 
 use std::io;
@@ -137,7 +137,7 @@ pub fn write(dir: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// The checks that section 18 gives for the generator.
+    /// Values of the generator that were computed elsewhere.
     #[test]
     fn generator_checks() {
         assert_eq!(fnv1a("model.norm.weight"), 0xD6D6_E5AF_D116_04E4);

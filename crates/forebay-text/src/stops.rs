@@ -1,4 +1,4 @@
-//! The stop set: which tokens end a turn (decode spec section 2).
+//! The stop set: which tokens end a turn.
 //!
 //! Armed in this order, without duplicates and without a cap: `eos_token_id` of config.json, then of
 //! generation_config.json, then the added token `<|endoftext|>`, then every control token by id. Added tokens

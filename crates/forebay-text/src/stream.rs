@@ -1,4 +1,4 @@
-//! Bytes to text as they arrive (tokenizer spec section 8): one decoder per answer, shared by the stream and
+//! Bytes to text as they arrive: one decoder per answer, shared by the stream and
 //! the final text, so both say the same.
 
 use std::str;

@@ -1,4 +1,4 @@
-//! Nothing that users write becomes a control token (tokenizer spec section 3).
+//! Nothing that users write becomes a control token.
 
 mod common;
 

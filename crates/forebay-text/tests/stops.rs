@@ -1,4 +1,4 @@
-//! The stop set against D-05 and the demo model.
+//! The stop set by hand and with the demo model.
 
 mod common;
 

@@ -128,7 +128,7 @@ fn special_means_exactly_true() {
     assert_eq!(from_json(&file).special_ids(), [289, 290, 291]);
 }
 
-/// Every assumption of section 1, broken one at a time, is refused by the name of its field.
+/// Every assumption about the file, broken one at a time, is refused by the name of its field.
 #[test]
 fn other_encoders_are_refused_by_field() {
     let pre = "/pre_tokenizer/pretokenizers";

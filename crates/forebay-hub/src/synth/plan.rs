@@ -1,6 +1,6 @@
 //! Which tensor goes into which file, byte for byte, before anything is written.
 //!
-//! As the reference's writer does (container spec section 7): F32 tensors before all others, each sorted by name,
+//! As the reference's writer does: F32 tensors before all others, each sorted by name,
 //! so that an expert's three matrices lie side by side and can be read at once. An expert is never split.
 
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ use crate::safetensors::{self, Describe};
 /// Weights of the smallest and the largest pool; in between, a pool is a 64th of what is made from it.
 const POOL_WEIGHTS: std::ops::RangeInclusive<usize> = 1 << 24..=1 << 26;
 
-/// Most weight files that every reader of this container takes (container spec section 3).
+/// Most weight files that every reader of this container takes.
 const MAX_SHARDS: usize = 512;
 
 /// What one stored tensor is filled with.
@@ -242,7 +242,7 @@ fn stored(tuner: &Tuner<'_>, need: &TensorNeed, layer: usize) -> Result<Vec<Stor
     Ok(stored)
 }
 
-/// Readers know the size of groups from their number alone (container spec section 5.2). One group is a row,
+/// Readers know the size of groups from their number alone. One group is a row,
 /// whatever its size.
 fn check_groups(asked: Format, cols: usize) -> Result<(), SynthError> {
     match asked.as_inferred(cols) {

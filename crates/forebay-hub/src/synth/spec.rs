@@ -46,7 +46,7 @@ pub struct Dims {
 }
 
 impl Dims {
-    /// GLM-5.2 (container spec section 2).
+    /// GLM-5.2.
     pub const GLM_5_2: Self = Self {
         hidden: 6144,
         dense_width: 12_288,

@@ -31,7 +31,7 @@ fn a_sound_header_is_read() {
 
 #[test]
 fn offsets_stay_within_the_data() {
-    // V-09: [4, 0] and [0, 8] over four bytes of data.
+    // [4, 0] and [0, 8] over four bytes of data.
     let body = |offsets: &str| format!(r#"{{"dtype":"F32","shape":[1],"data_offsets":{offsets}}}"#);
     assert!(one(&body("[0,4]"), 4).is_ok());
     assert!(matches!(one(&body("[4,0]"), 4), Err(HeaderError::Backwards { begin: 4, end: 0, .. })));
@@ -57,7 +57,7 @@ fn shapes_take_the_bytes_they_have() {
     }
     assert!(one(&body("I8", "[2,2]"), 4).is_ok());
     assert!(one(&body("F8_E4M3", "[4]"), 4).is_ok());
-    // V-09: shape [3] with four bytes.
+    // Shape [3] with four bytes.
     let error = one(&body("F32", "[3]"), 4).unwrap_err();
     assert!(matches!(error, HeaderError::Size { found: 4, ref expected, .. } if expected == "12"));
     for shape in ["[0]", "[2]", "[4611686018427387905]", "[18446744073709551615,18446744073709551615]"] {
@@ -118,7 +118,7 @@ fn header_lengths_fit_the_file() {
         read_header(&path)
     };
     assert_eq!(with(2, b"{}").unwrap(), (10, vec![]));
-    // V-09: a header of 1061 bytes in a file of 73.
+    // A header of 1061 bytes in a file of 73.
     assert!(matches!(with(1061, &[b' '; 65]), Err(ShardError::HeaderLength { length: 1061, limit: 65, .. })));
     assert!(matches!(with(u64::MAX, b"{}"), Err(ShardError::HeaderLength { .. })));
     assert!(matches!(with(0, b""), Err(ShardError::Header { .. })));

@@ -1,4 +1,4 @@
-//! The built-in rendering of the GLM-5.2 family (tokenizer spec sections 9 and 10), for snapshots without a
+//! The built-in rendering of the GLM-5.2 family, for snapshots without a
 //! template of their own and for single turns appended to a live conversation.
 
 use super::error::RenderError;

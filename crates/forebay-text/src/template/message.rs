@@ -1,5 +1,4 @@
-//! Conversations as clients send them, checked once so that every template sees the same shapes
-//! (tokenizer spec section 10).
+//! Conversations as clients send them, checked once so that every template sees the same shapes.
 
 use serde_json::{Map, Value, json};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Added tokens: found in text before anything else, leftmost and longest first (tokenizer spec sections 2, 3).
+//! Added tokens: found in text before anything else, leftmost and longest first.
 
 use aho_corasick::{AhoCorasick, BuildError, MatchKind};
 

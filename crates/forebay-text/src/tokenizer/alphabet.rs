@@ -1,4 +1,4 @@
-//! The byte-level alphabet: how vocabulary strings and merges spell bytes (tokenizer spec section 5).
+//! The byte-level alphabet: how vocabulary strings and merges spell bytes.
 //!
 //! Printable Latin-1 bytes spell themselves; the other 68 bytes, ascending, are U+0100, U+0101, ...
 

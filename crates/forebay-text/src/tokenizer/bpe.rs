@@ -1,4 +1,4 @@
-//! Byte-pair merging inside one piece (tokenizer spec section 6).
+//! Byte-pair merging inside one piece.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};

@@ -1,5 +1,5 @@
-//! Reading a tokenizer.json and checking every assumption the encoder makes about it (tokenizer spec
-//! section 1). Nothing here builds search tables: the result is plain data in the file's own spelling.
+//! Reading a tokenizer.json and checking every assumption the encoder makes about it.
+//! Nothing here builds search tables: the result is plain data in the file's own spelling.
 
 use super::error::TokenizerError;
 use super::pieces::PATTERN;
@@ -230,7 +230,7 @@ fn check(file: &RawFile, origin: &str) -> Result<(), TokenizerError> {
     Ok(())
 }
 
-/// The regular expression of section 4 that isolates its matches, then the byte-level map without additions.
+/// The regular expression that isolates its matches, then the byte-level map without additions.
 fn check_pre_tokenizer(
     pre: &Value,
     require: &impl Fn(bool, &str, &Value, &'static str) -> Result<(), TokenizerError>,

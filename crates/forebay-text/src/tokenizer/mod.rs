@@ -1,4 +1,4 @@
-//! Text to token ids and back, from the model's own tokenizer.json (tokenizer spec sections 1 to 7).
+//! Text to token ids and back, from the model's own tokenizer.json.
 //!
 //! `file` checks what the file claims, `added` finds added tokens, [`pieces()`] cuts the text between them,
 //! `bpe` merges inside a piece. The result equals the Hugging Face library's on every file accepted here

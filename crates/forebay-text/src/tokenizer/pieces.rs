@@ -1,4 +1,4 @@
-//! The pre-tokenizer: cuts text into the pieces inside which merges may happen (tokenizer spec section 4).
+//! The pre-tokenizer: cuts text into the pieces inside which merges may happen.
 //!
 //! The tables of letters and numbers are those of the `regex` crate, the same that the Hugging Face
 //! tokenizer library uses when built without C code (Unicode 16.0 at the time of writing).
@@ -6,7 +6,7 @@
 use regex::Regex;
 use std::sync::LazyLock;
 
-/// The pattern of section 4 as a tokenizer.json spells it; the only one the encoder implements.
+/// The pattern as a tokenizer.json spells it; the only one the encoder implements.
 pub(super) const PATTERN: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// [`PATTERN`] without its look-ahead, which [`Pieces`] does by hand: what is left needs no backtracking, so the

@@ -19,7 +19,7 @@ pub fn demo_json(name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(demo_dir().join(name)).unwrap()).unwrap()
 }
 
-/// The byte-level symbol of a byte, built by the rule of section 5: bytes that are not printable Latin-1 take
+/// The byte-level symbol of a byte, built by the rule of GPT-2: bytes that are not printable Latin-1 take
 /// U+0100, U+0101, ... in ascending order.
 pub fn symbol(byte: u8) -> char {
     let printable = |byte: u8| matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);

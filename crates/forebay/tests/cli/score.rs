@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Done, arg, demo, forebay, forebay_reading, smallest_memory, toy};
 
-/// Ids of forward spec section 18's prompt on the toy model.
+/// Ids of the goldens' prompt on the toy model.
 fn toy_score(args: &[&str], ids: &str) -> Done {
     let dir = toy();
     let file = dir.path().join("ids.txt");
