@@ -220,7 +220,8 @@ fn what_cannot_be_converted_is_refused_before_anything_is_written() {
     let new = out.path().join("new");
     let new = arg(&new);
     forebay(&["convert", arg(&demo()), new]).fails(3, &["quantised already", "original"]);
-    forebay(&["convert", arg(out.path()), new]).fails(3, &["config.json"]);
+    let empty = TempDir::new().unwrap();
+    forebay(&["convert", arg(empty.path()), new]).fails(3, &["config.json"]);
     let source = checkpoint();
     forebay(&["convert", arg(source.path()), new, "--mtp", "int4-row"])
         .fails(2, &["--mtp int4-row", "--skip-mtp"]);

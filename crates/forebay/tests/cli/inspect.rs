@@ -29,11 +29,13 @@ fn the_toy_is_described_as_its_generator_says() {
     let parts = [
         "weights",
         "embedding",
+        "embedding_row_checksums",
         "norms_and_routers",
         "mtp",
         "kv_cache",
         "work",
         "reading",
+        "recording",
         "process",
         "staging",
         "slots",

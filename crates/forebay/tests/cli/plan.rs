@@ -162,22 +162,6 @@ fn what_is_kept_to_check_and_to_look_back_has_its_lines() {
     let plan = |dir: &std::path::Path, place: &str| {
         let args = ["plan", "--json", arg(dir), "--context", "64", "--embedding", place];
         let plan = forebay(&args).ok().json()["plan"].take();
-        let lines = [
-            "weights",
-            "embedding",
-            "embedding_row_checksums",
-            "norms_and_routers",
-            "mtp",
-            "kv_cache",
-            "work",
-            "reading",
-            "staging",
-            "slots",
-            "recording",
-            "process",
-        ];
-        let sum: u64 = lines.iter().map(|line| plan[line].as_u64().unwrap()).sum();
-        assert_eq!(plan["total"], sum, "{plan}");
         assert!(plan["recording"].as_u64() > Some(0), "{plan}");
         plan["embedding_row_checksums"].as_u64().unwrap()
     };
