@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use forebay_core::CancelToken;
 use forebay_model::workspace::LOGIT_ROWS;
-use forebay_model::{ForwardError, KvCache, Phase, Profile, Trace, Watch, Workspace, forward, logits};
+use forebay_model::{ForwardError, KvCache, Phase, Profile, Trace, Watch, Workspace, forward, logits, mtp};
 use forebay_tiers::Counters;
 
+use crate::draft::{DraftStats, look_up};
 use crate::engine::Engine;
 use crate::sample::{SampleError, Sampler, Sampling, argmax};
 
@@ -106,6 +107,8 @@ pub struct Stats {
     pub decode_disk: Duration,
     /// Logits that were not finite numbers and were left out of sampling.
     pub non_finite_logits: u64,
+    /// What became of drafts.
+    pub drafts: DraftStats,
 }
 
 /// Why generation failed.
@@ -140,6 +143,8 @@ pub struct Session {
     pending: Option<u32>,
     /// Logits after the last token in the cache; empty before the first pass.
     logits: Vec<f32>,
+    /// The drafts of the pass to come.
+    drafts: Vec<u32>,
     workspace: Workspace,
 }
 
@@ -151,6 +156,7 @@ impl Session {
             tokens: Vec::new(),
             pending: None,
             logits: Vec::new(),
+            drafts: Vec::new(),
             workspace: Workspace::new(engine.plan().block),
         }
     }
@@ -245,8 +251,11 @@ impl Session {
         stats: &mut Stats,
         started: Instant,
     ) -> Result<Finish, GenerateError> {
-        let prompt: Vec<u32> = self.pending.into_iter().chain(request.prompt.iter().copied()).collect();
         let before = self.tokens.len();
+        if !request.prompt.is_empty() {
+            self.hidden_again(engine);
+        }
+        let prompt: Vec<u32> = self.pending.into_iter().chain(request.prompt.iter().copied()).collect();
         let finish = self.prefill(engine, &prompt, cancel, trace, on_event)?;
         let (prefilled, disk) = (engine.counters(), engine.store.disk_time());
         stats.prefill = started.elapsed();
@@ -269,15 +278,143 @@ impl Session {
             if self.kv.len() == self.kv.capacity() {
                 return Ok(Finish::Context);
             }
+            self.propose(engine, next, request.max_tokens - stats.new_tokens, cancel, stats)?;
             stats.decode_passes += 1;
-            let Some(pass) = self.extend(engine, &[next], cancel, trace, &mut |_| ())? else {
+            let Some(verified) = self.verify(engine, next, request, cancel, trace, sampler)? else {
                 return Ok(Finish::Cancelled);
             };
             stats.decode_experts = engine.counters().since(&prefilled);
             stats.decode_disk = engine.store.disk_time().saturating_sub(disk);
-            on_event(Event::Pass(pass));
+            stats.drafts.add(self.drafts.len(), verified.accepted);
+            stats.new_tokens += verified.emitted;
+            on_event(Event::Pass(verified.pass));
+            for &token in &self.drafts[..verified.emitted] {
+                on_event(Event::Token(token));
+            }
+            if verified.emitted < verified.accepted {
+                return Ok(Finish::Stop);
+            }
         }
         Ok(Finish::Length)
+    }
+
+    /// Takes the last token back, to be run again, if drafting needs its hidden state and that is gone.
+    fn hidden_again(&mut self, engine: &mut Engine) {
+        let (ctx, _) = engine.split();
+        if ctx.model.mtp.is_some() && !mtp::is_carried(&self.kv, &self.workspace) {
+            mtp::rewind(&mut self.kv);
+            self.pending = self.tokens.pop();
+        }
+    }
+
+    /// Drafts what may follow `next`, of which at most `left` tokens are wanted.
+    fn propose(
+        &mut self,
+        engine: &mut Engine,
+        next: u32,
+        left: usize,
+        cancel: &CancelToken,
+        stats: &mut Stats,
+    ) -> Result<(), GenerateError> {
+        self.draft(engine, next, engine.options().drafting.depth(), cancel)?;
+        stats.drafts.proposed += self.drafts.len() as u64;
+        let room = (self.kv.capacity() - self.kv.len()).saturating_sub(2);
+        self.drafts.truncate(left.min(room));
+        Ok(())
+    }
+
+    /// What may follow `next` behind the tokens in the cache: up to `depth` tokens, none if nothing can be said. A
+    /// cancellation cuts it short.
+    pub fn draft(
+        &mut self,
+        engine: &mut Engine,
+        next: u32,
+        depth: usize,
+        cancel: &CancelToken,
+    ) -> Result<&[u32], GenerateError> {
+        self.drafts.clear();
+        if depth == 0 {
+            return Ok(&self.drafts);
+        }
+        let (ctx, store) = engine.split();
+        if ctx.model.mtp.is_some() {
+            let (kv, ws) = (&mut self.kv, &mut self.workspace);
+            match mtp::draft(ctx, store, kv, next, depth, cancel, ws, &mut self.drafts) {
+                // The pass to come notices by itself.
+                Ok(()) | Err(ForwardError::Cancelled) => {}
+                Err(other) => return Err(other.into()),
+            }
+        } else {
+            look_up(&self.tokens, next, depth, &mut self.drafts);
+        }
+        Ok(&self.drafts)
+    }
+
+    /// One pass over `next` and the drafts; what of it is right is in the cache afterwards. `None` if it was
+    /// cancelled.
+    fn verify(
+        &mut self,
+        engine: &mut Engine,
+        next: u32,
+        request: &Request<'_>,
+        cancel: &CancelToken,
+        trace: &mut Option<&mut (dyn Trace + '_)>,
+        sampler: &mut Sampler,
+    ) -> Result<Option<Verified>, GenerateError> {
+        let start = self.pass_starts(engine);
+        let tokens: Vec<u32> = std::iter::once(next).chain(self.drafts.iter().copied()).collect();
+        if !self.pass(engine, &tokens, cancel, trace, &mut |_| ())? {
+            return Ok(None);
+        }
+        let judged = self.judge(engine, tokens.len(), request.stops, sampler);
+        let (accepted, stopped) = judged.inspect_err(|_| self.kv.truncate(self.tokens.len()))?;
+        // A stop token ends the answer without being part of it.
+        let emitted = accepted - usize::from(stopped);
+        self.keep(engine, &tokens[..1 + emitted], tokens.len())?;
+        Ok(Some(Verified { emitted, accepted, pass: self.pass_stats(engine, tokens.len(), &start) }))
+    }
+
+    /// How many drafts of the last pass over `rows` tokens are right, and whether the last of them is a stop token.
+    /// Afterwards the logits are those behind the last right one before it.
+    fn judge(
+        &mut self,
+        engine: &mut Engine,
+        rows: usize,
+        stops: &[u32],
+        sampler: &mut Sampler,
+    ) -> Result<(usize, bool), GenerateError> {
+        let (ctx, _) = engine.split();
+        let vocab = ctx.model.spec.vocab;
+        for first in (0..rows).step_by(LOGIT_ROWS) {
+            let block = logits(ctx, &mut self.workspace, first..rows.min(first + LOGIT_ROWS));
+            for (row, logits) in (first..).zip(block.chunks_exact(vocab)) {
+                self.logits.clear();
+                self.logits.extend_from_slice(logits);
+                let Some(draft) = self.drafts.get(row) else { return Ok((row, false)) };
+                if !sampler.accepts(logits, *draft)? {
+                    return Ok((row, false));
+                }
+                if stops.contains(draft) {
+                    return Ok((row + 1, true));
+                }
+            }
+        }
+        Ok((self.drafts.len(), false))
+    }
+
+    /// Of the last pass over `rows` tokens, keeps the first ones: `tokens`.
+    fn keep(&mut self, engine: &mut Engine, tokens: &[u32], rows: usize) -> Result<(), GenerateError> {
+        let len = self.kv.len() - rows + tokens.len();
+        self.kv.truncate(len);
+        let (ctx, _) = engine.split();
+        if let Err(error) = mtp::absorb(ctx, &mut self.kv, tokens, &mut self.workspace) {
+            // As if the pass had failed.
+            self.kv.truncate(len - tokens.len());
+            return Err(error.into());
+        }
+        self.pending = None;
+        self.tokens.extend_from_slice(tokens);
+        Ok(())
     }
 
     /// Runs `prompt` in chunks of the planned size.
@@ -324,20 +461,34 @@ impl Session {
         layers_done: &mut dyn FnMut(usize),
     ) -> Result<Option<PassStats>, GenerateError> {
         let start = self.pass_starts(engine);
-        let (ctx, store) = engine.split();
-        let trace = trace.as_mut().map(|t| &mut **t as &mut dyn Trace);
-        let mut watch = Watch { cancel, trace, layers_done };
-        match forward(ctx, store, &mut self.kv, tokens, &mut self.workspace, &mut watch) {
-            Ok(()) => {}
-            Err(ForwardError::Cancelled) => return Ok(None),
-            Err(other) => return Err(other.into()),
+        if !self.pass(engine, tokens, cancel, trace, layers_done)? {
+            return Ok(None);
         }
-        self.pending = None;
-        self.tokens.extend_from_slice(tokens);
+        self.keep(engine, tokens, tokens.len())?;
+        let (ctx, _) = engine.split();
         let last = tokens.len() - 1..tokens.len();
         self.logits.clear();
         self.logits.extend_from_slice(logits(ctx, &mut self.workspace, last));
         Ok(Some(self.pass_stats(engine, tokens.len(), &start)))
+    }
+
+    /// One pass over `tokens`, which are in the KV cache afterwards. `false` if it was cancelled.
+    fn pass(
+        &mut self,
+        engine: &mut Engine,
+        tokens: &[u32],
+        cancel: &CancelToken,
+        trace: &mut Option<&mut (dyn Trace + '_)>,
+        layers_done: &mut dyn FnMut(usize),
+    ) -> Result<bool, GenerateError> {
+        let (ctx, store) = engine.split();
+        let trace = trace.as_mut().map(|t| &mut **t as &mut dyn Trace);
+        let mut watch = Watch { cancel, trace, layers_done };
+        match forward(ctx, store, &mut self.kv, tokens, &mut self.workspace, &mut watch) {
+            Ok(()) => Ok(true),
+            Err(ForwardError::Cancelled) => Ok(false),
+            Err(other) => Err(other.into()),
+        }
     }
 
     fn pass_starts(&self, engine: &Engine) -> PassStart {
@@ -391,6 +542,9 @@ impl Session {
         trace: &mut Option<&mut (dyn Trace + '_)>,
         on_row: &mut dyn FnMut(Row<'_>),
     ) -> Result<(), GenerateError> {
+        if !tokens.is_empty() {
+            self.hidden_again(engine);
+        }
         if let Some(pending) = self.pending {
             self.check(engine, &[pending])?;
             if self.extend(engine, &[pending], cancel, trace, &mut |_| ())?.is_none() {
@@ -402,11 +556,11 @@ impl Session {
         let mut at = 0;
         for tokens in tokens.chunks(chunk) {
             let start = self.pass_starts(engine);
-            let (ctx, store) = engine.split();
-            let trace = trace.as_mut().map(|t| &mut **t as &mut dyn Trace);
-            let mut watch = Watch { cancel, trace, layers_done: &mut |_| () };
-            forward(ctx, store, &mut self.kv, tokens, &mut self.workspace, &mut watch)?;
-            self.tokens.extend_from_slice(tokens);
+            if !self.pass(engine, tokens, cancel, trace, &mut |_| ())? {
+                return Err(ForwardError::Cancelled.into());
+            }
+            self.keep(engine, tokens, tokens.len())?;
+            let (ctx, _) = engine.split();
             for first in (0..tokens.len()).step_by(LOGIT_ROWS) {
                 let rows = first..tokens.len().min(first + LOGIT_ROWS);
                 let block = logits(ctx, &mut self.workspace, rows);
@@ -458,6 +612,15 @@ impl Session {
             None => Ok(scores),
         }
     }
+}
+
+/// What a verifying pass brought.
+struct Verified {
+    /// Drafts that belong to the answer.
+    emitted: usize,
+    /// Drafts that the model agreed with: one more, if the last one ends the answer.
+    accepted: usize,
+    pass: PassStats,
 }
 
 /// What running given tokens brings.

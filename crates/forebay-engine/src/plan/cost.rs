@@ -6,7 +6,9 @@ use forebay_io::{Transform, slot_bytes};
 use forebay_model::experts::{ExpertLayer, QuantiseExpert};
 use forebay_model::families::roles::Role;
 use forebay_model::snapshot::ResidentTensor;
-use forebay_model::{Arith, EmbeddingPlace, KvCache, Model, ModelSpec, PassSize, Snapshot, Workspace};
+use forebay_model::{
+    Arith, EmbeddingPlace, KvCache, KvParts, LoadedParts, Model, ModelSpec, PassSize, Snapshot, Workspace,
+};
 use forebay_tiers::{ClassDemand, LayerDemand, SlotDemand, recording_bytes};
 
 use super::outlook::Token;
@@ -89,7 +91,7 @@ impl<'a> Costs<'a> {
         Ok(Self {
             // A token's experts of one layer, and as many that are read ahead for the next.
             demand: demand(&layers, request.staging.unwrap_or(2 * spec.moe.top_k).max(2)),
-            io: request.io_workers as u64 * scratch_per_worker(snapshot) as u64,
+            io: request.io_workers as u64 * scratch_per_worker(snapshot, request.mtp) as u64,
             process: process_bytes(snapshot, count),
             token: Token::new(snapshot, &spec, request.kv_dtype),
             spec,
@@ -103,22 +105,21 @@ impl<'a> Costs<'a> {
 
     pub fn kv(&self, context: usize) -> u64 {
         let dtype = self.request.kv_dtype;
-        let decoder = KvCache::planned_bytes(&self.spec, context, dtype, self.select);
-        // The MTP layer attends like any other and selects nothing itself.
-        let mtp = (self.spec.kv_width() as u64).checked_mul(dtype.bytes() as u64);
-        let mtp = mtp.and_then(|row| row.checked_mul(context as u64)).filter(|_| self.request.mtp);
+        let parts = KvParts { index: self.select, mtp: self.request.mtp };
         // Half of all, so that sums of it do not wrap.
-        decoder.and_then(|kv| kv.checked_add(mtp.unwrap_or(0))).unwrap_or(u64::MAX / 2)
+        KvCache::planned_bytes(&self.spec, context, dtype, parts).unwrap_or(u64::MAX / 2)
     }
 
     pub fn work(&self, pass: Pass, context: usize, embedding: EmbeddingPlace) -> u64 {
         // Loading comes before the first pass, so its largest transient shares the passes' buffers.
-        let loading = Model::load_transient_bytes(self.snapshot, embedding);
+        let parts = LoadedParts { embedding, mtp: self.request.mtp };
+        let loading = Model::load_transient_bytes(self.snapshot, parts);
         self.buffers(pass, context).max(loading)
     }
 
     fn buffers(&self, pass: Pass, context: usize) -> u64 {
-        let size = PassSize { rows: pass.chunk, block: pass.block, floats: self.floats };
+        let size =
+            PassSize { rows: pass.chunk, block: pass.block, floats: self.floats, mtp: self.request.mtp };
         Workspace::planned_bytes(&self.spec, size, context, self.request.threads)
     }
 
@@ -194,9 +195,16 @@ fn demand(layers: &[&ExpertLayer], staging: usize) -> SlotDemand {
 }
 
 /// Raw buffer that a reading thread may need, for experts quantised as they arrive.
-pub(crate) fn scratch_per_worker(snapshot: &Snapshot) -> usize {
+pub(crate) fn scratch_per_worker(snapshot: &Snapshot, mtp: bool) -> usize {
     let raw = |transform: &Arc<QuantiseExpert>| transform.raw_len();
-    snapshot.experts.iter().filter_map(|(_, layer)| layer.transform.as_ref().map(raw)).max().unwrap_or(0)
+    let drafting = snapshot.mtp_part.iter().filter(|_| mtp).flat_map(|part| part.experts.iter());
+    snapshot
+        .experts
+        .iter()
+        .chain(drafting)
+        .filter_map(|(_, layer)| layer.transform.as_ref().map(raw))
+        .max()
+        .unwrap_or(0)
 }
 
 fn process_bytes(snapshot: &Snapshot, experts: u64) -> u64 {
