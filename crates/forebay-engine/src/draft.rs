@@ -39,6 +39,14 @@ pub struct DraftStats {
 }
 
 impl DraftStats {
+    /// Adds those of another run.
+    pub fn join(&mut self, other: &Self) {
+        self.proposed += other.proposed;
+        self.verified += other.verified;
+        self.accepted += other.accepted;
+        self.passes.iter_mut().zip(other.passes).for_each(|(all, more)| *all += more);
+    }
+
     /// A pass over `verified` drafts, of which the first `accepted` were right.
     pub fn add(&mut self, verified: usize, accepted: usize) {
         if verified > 0 {

@@ -210,8 +210,6 @@ pub struct Inspection {
 pub struct WhatIf {
     /// A machine with this much memory on which nothing else runs.
     pub machine: Option<ByteSize>,
-    /// A run that drafts with the MTP layer, whatever the options say.
-    pub mtp: bool,
 }
 
 /// Checks a folder and plans a run here, reading headers only.
@@ -234,7 +232,6 @@ impl Inspection {
         let memory =
             what_if.machine.map_or_else(MemoryInfo::read, |ByteSize(total)| MemoryInfo::assumed(total));
         let request = options.plan_request(&snapshot);
-        let request = PlanRequest { mtp: request.mtp || what_if.mtp, ..request };
         let plan = plan::plan(&snapshot, &request, &memory).map_err(|error| match error {
             // On an assumed machine nothing runs that could be closed.
             PlanError::MoreThanAvailable { planned, available, minimum } if what_if.machine.is_some() => {

@@ -111,6 +111,13 @@ pub struct Stats {
     pub drafts: DraftStats,
 }
 
+impl Stats {
+    /// Tokens that came out of the passes after the prompt.
+    pub fn decoded(&self) -> usize {
+        self.decode_passes + self.drafts.accepted as usize
+    }
+}
+
 /// Why generation failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use forebay_engine::{Engine, EngineOptions, Inspection};
+use forebay_engine::{Drafting, Engine, EngineOptions, Inspection};
 use forebay_store::config::ConfigFile;
 use forebay_text::{ChatTemplate, StopSet, Tokenizer};
 
@@ -59,9 +59,14 @@ pub struct Loaded {
 
 impl Loaded {
     /// Opens the weights of `dir`, whose text side has been read.
-    pub fn open(dir: PathBuf, text: TextSide, args: &EngineArgs) -> Result<Self, Failure> {
+    pub fn open(
+        dir: PathBuf,
+        text: TextSide,
+        args: &EngineArgs,
+        drafting: Drafting,
+    ) -> Result<Self, Failure> {
         let started = Instant::now();
-        let mut engine = open_engine(&dir, args.options(), &args.disk.mirror)?;
+        let mut engine = open_engine(&dir, EngineOptions { drafting, ..args.options() }, &args.disk.mirror)?;
         let usage = Usage::begin(&dir, &mut engine, args.disk.warms_up());
         let stops = StopSet::new(engine.stop_ids().iter().copied(), &text.tokenizer);
         let roots = roots(&dir, &args.disk.mirror);

@@ -11,8 +11,8 @@ use forebay_model::{
 };
 use forebay_tiers::{ClassDemand, LayerDemand, SlotDemand, recording_bytes};
 
+use super::PlanRequest;
 use super::outlook::Token;
-use super::{PlanError, PlanRequest};
 
 // The four figures below are measured: peaks of runs on the bundled model (20 to 51 MB planned, all within
 // 9 MB of what was planned), of `forebay plan` on GLM-5.2's 118,478 tensors and 19,456 experts (44.7 MB), and
@@ -66,17 +66,15 @@ pub(super) struct Costs<'a> {
     /// The model as it runs: without an indexer if it has none of its tensors.
     spec: ModelSpec,
     select: bool,
+    /// Whether the MTP layer drafts.
+    mtp: bool,
     /// Whether experts take their inputs as floats.
     floats: bool,
 }
 
 impl<'a> Costs<'a> {
-    pub fn new(snapshot: &'a Snapshot, request: &'a PlanRequest) -> Result<Self, PlanError> {
-        let mtp = match (&snapshot.mtp_part, request.mtp) {
-            (_, false) => None,
-            (Some(part), true) => Some(part),
-            (None, true) => return Err(PlanError::Mtp { detail: snapshot.mtp.to_string() }),
-        };
+    pub fn new(snapshot: &'a Snapshot, request: &'a PlanRequest) -> Self {
+        let mtp = snapshot.mtp_part.as_ref().filter(|_| request.mtp);
         let mut loaded = Loaded::default();
         for tensor in &snapshot.resident {
             *loaded.of(tensor) += tensor.loaded_bytes();
@@ -88,38 +86,38 @@ impl<'a> Costs<'a> {
         let experts = snapshot.experts.iter().chain(mtp.iter().flat_map(|part| part.experts.iter()));
         let layers: Vec<&ExpertLayer> = experts.map(|(_, layer)| layer).collect();
         let count = layers.iter().map(|layer| layer.segments.len() as u64).sum();
-        Ok(Self {
+        Self {
             // A token's experts of one layer, and as many that are read ahead for the next.
             demand: demand(&layers, request.staging.unwrap_or(2 * spec.moe.top_k).max(2)),
-            io: request.io_workers as u64 * scratch_per_worker(snapshot, request.mtp) as u64,
+            io: request.io_workers as u64 * scratch_per_worker(snapshot, mtp.is_some()) as u64,
             process: process_bytes(snapshot, count),
             token: Token::new(snapshot, &spec, request.kv_dtype),
             spec,
             select,
             floats: request.arith == Arith::Exact || !snapshot.experts_take_integers(),
             loaded,
+            mtp: mtp.is_some(),
             snapshot,
             request,
-        })
+        }
     }
 
     pub fn kv(&self, context: usize) -> u64 {
         let dtype = self.request.kv_dtype;
-        let parts = KvParts { index: self.select, mtp: self.request.mtp };
+        let parts = KvParts { index: self.select, mtp: self.mtp };
         // Half of all, so that sums of it do not wrap.
         KvCache::planned_bytes(&self.spec, context, dtype, parts).unwrap_or(u64::MAX / 2)
     }
 
     pub fn work(&self, pass: Pass, context: usize, embedding: EmbeddingPlace) -> u64 {
         // Loading comes before the first pass, so its largest transient shares the passes' buffers.
-        let parts = LoadedParts { embedding, mtp: self.request.mtp };
+        let parts = LoadedParts { embedding, mtp: self.mtp };
         let loading = Model::load_transient_bytes(self.snapshot, parts);
         self.buffers(pass, context).max(loading)
     }
 
     fn buffers(&self, pass: Pass, context: usize) -> u64 {
-        let size =
-            PassSize { rows: pass.chunk, block: pass.block, floats: self.floats, mtp: self.request.mtp };
+        let size = PassSize { rows: pass.chunk, block: pass.block, floats: self.floats, mtp: self.mtp };
         Workspace::planned_bytes(&self.spec, size, context, self.request.threads)
     }
 

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use forebay_core::{ByteSize, Format};
-use forebay_engine::{EngineOptions, IoOptions};
+use forebay_engine::draft::MAX_DEPTH;
+use forebay_engine::{Drafting, EngineOptions, IoOptions};
 use forebay_io::{Access, Backend};
 use forebay_kernels::Isa;
 use forebay_model::{Arith, EmbeddingPlace, KvDtype};
@@ -76,6 +77,29 @@ pub struct SizeArgs {
     /// results
     #[arg(long, value_name = "FORMAT", value_parser = integer_format)]
     pub quantize: Option<Format>,
+}
+
+/// Whether tokens are drafted.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Model and machine")]
+pub struct DraftArgs {
+    /// Tokens to draft and then verify in one pass, at most 8: by the model's MTP layer if it has one, else looked
+    /// up in the text so far
+    ///
+    /// Greedy answers stay the same to the last bit, and sampled ones as probable. It pays where drafts are mostly
+    /// right and most experts are in memory: every row of a pass may want other experts from the disk.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=MAX_DEPTH as i64))]
+    pub draft: u8,
+}
+
+impl DraftArgs {
+    /// The same, as the engine takes it.
+    pub fn drafting(&self) -> Drafting {
+        match self.draft {
+            0 => Drafting::Off,
+            depth => Drafting::Depth(usize::from(depth)),
+        }
+    }
 }
 
 /// How numbers are computed.

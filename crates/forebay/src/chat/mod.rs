@@ -47,7 +47,7 @@ pub fn run(args: &ChatArgs) -> Result<(), Failure> {
     let sampling = ModelDefaults::read(&dir)?.sampling(&args.answer);
     let interrupt = Interrupt::install()?;
     let mut recordings = Recordings::create(&args.files, &dir)?;
-    let model = Loaded::open(dir, text, &args.engine)?;
+    let model = Loaded::open(dir, text, &args.engine, args.draft.drafting())?;
     let seed = args.answer.seed.map(|seed| ("seed", seed.to_string()));
     recordings.begin(&model.dir, &model.engine, &Vec::from_iter(seed))?;
     let session = Session::new(&model.engine);
@@ -95,6 +95,7 @@ impl Totals {
         self.stats.prefill += stats.prefill;
         self.stats.decode += stats.decode;
         self.stats.decode_passes += stats.decode_passes;
+        self.stats.drafts.join(&stats.drafts);
     }
 }
 
