@@ -1,6 +1,10 @@
 //! Tokens that are guessed at and then verified: where drafts come from and what became of them (decode spec
 //! sections 4 and 5).
 
+mod control;
+
+pub use control::{Controller, Forecast, Observed};
+
 /// The deepest draft: a verifying pass has one row more.
 pub const MAX_DEPTH: usize = 8;
 
@@ -10,17 +14,21 @@ pub enum Drafting {
     /// No: one token a pass.
     #[default]
     Off,
+    /// As many as measurements say is fastest, none included.
+    Auto,
     /// Always so many, at most [`MAX_DEPTH`]: by the MTP layer if the model has one, else looked up in what was
     /// said before.
     Depth(usize),
 }
 
-impl Drafting {
-    /// Most tokens that are drafted at once.
-    pub fn depth(self) -> usize {
+impl Drafting {}
+
+impl std::fmt::Display for Drafting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Drafting::Off => 0,
-            Drafting::Depth(depth) => depth.min(MAX_DEPTH),
+            Drafting::Off => f.write_str("off"),
+            Drafting::Auto => f.write_str("auto"),
+            Drafting::Depth(depth) => write!(f, "{depth}"),
         }
     }
 }
@@ -47,12 +55,13 @@ impl DraftStats {
         self.passes.iter_mut().zip(other.passes).for_each(|(all, more)| *all += more);
     }
 
-    /// A pass over `verified` drafts, of which the first `accepted` were right.
-    pub fn add(&mut self, verified: usize, accepted: usize) {
-        if verified > 0 {
-            self.verified += verified as u64;
-            self.accepted += accepted as u64;
-            self.passes[accepted.min(MAX_DEPTH)] += 1;
+    /// Adds a pass.
+    pub fn add(&mut self, seen: &Observed) {
+        self.proposed += seen.drafted as u64;
+        if seen.verified > 0 {
+            self.verified += seen.verified as u64;
+            self.accepted += seen.accepted as u64;
+            self.passes[seen.accepted.min(MAX_DEPTH)] += 1;
         }
     }
 }

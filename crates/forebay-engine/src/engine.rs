@@ -18,7 +18,7 @@ use forebay_tiers::{
     ConfigError, Counters, ExpertStore, LayerExperts, LookAhead, Machine, Policy, StoreConfig, ThisMachine,
 };
 
-use crate::draft::Drafting;
+use crate::draft::{Controller, Drafting};
 use crate::plan::{self, ModelFacts, Plan, PlanError, PlanRequest, Rates};
 
 /// How experts are read. The default suits most disks; `forebay bench io` measures yours. Changes no bit.
@@ -127,7 +127,7 @@ impl EngineOptions {
 
     /// Whether the MTP layer of this model drafts.
     fn uses_mtp(&self, snapshot: &Snapshot) -> bool {
-        self.drafting != Drafting::Off && snapshot.mtp_part.is_some()
+        snapshot.mtp_part.is_some() && self.drafting != Drafting::Off
     }
 
     fn plan_request(&self, snapshot: &Snapshot) -> PlanRequest {
@@ -259,6 +259,8 @@ pub struct Engine {
     mtp: Capability,
     stop_ids: Vec<u32>,
     notes: Vec<String>,
+    /// How many tokens to draft.
+    pub(crate) drafting: Controller,
 }
 
 impl Engine {
@@ -363,6 +365,7 @@ impl Engine {
             mtp: snapshot.mtp,
             stop_ids: snapshot.stop_ids,
             notes: snapshot.notes.into_iter().chain(notes).collect(),
+            drafting: Controller::default(),
         })
     }
 
@@ -449,6 +452,11 @@ impl Engine {
     /// Whether an MTP layer could draft.
     pub fn mtp(&self) -> &Capability {
         &self.mtp
+    }
+
+    /// What is known about drafting with this model so far.
+    pub fn drafting(&self) -> &Controller {
+        &self.drafting
     }
 
     /// Stop tokens named by the model's config files.

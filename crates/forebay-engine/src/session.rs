@@ -7,7 +7,7 @@ use forebay_model::workspace::LOGIT_ROWS;
 use forebay_model::{ForwardError, KvCache, Phase, Profile, Trace, Watch, Workspace, forward, logits, mtp};
 use forebay_tiers::Counters;
 
-use crate::draft::{DraftStats, look_up};
+use crate::draft::{DraftStats, Drafting, MAX_DEPTH, Observed, look_up};
 use crate::engine::Engine;
 use crate::sample::{SampleError, Sampler, Sampling, argmax};
 
@@ -270,8 +270,10 @@ impl Session {
         if let Finish::Cancelled = finish {
             return Ok(Finish::Cancelled);
         }
+        // The token behind a rejected draft was chosen when the draft was.
+        let mut chosen = None;
         while stats.new_tokens < request.max_tokens {
-            let next = sampler.pick(&self.logits)?;
+            let next = chosen.take().map_or_else(|| sampler.pick(&self.logits), Ok)?;
             if request.stops.contains(&next) {
                 return Ok(Finish::Stop);
             }
@@ -285,14 +287,18 @@ impl Session {
             if self.kv.len() == self.kv.capacity() {
                 return Ok(Finish::Context);
             }
-            self.propose(engine, next, request.max_tokens - stats.new_tokens, cancel, stats)?;
+            let mut seen = self.propose(engine, next, request.max_tokens - stats.new_tokens, cancel)?;
             stats.decode_passes += 1;
             let Some(verified) = self.verify(engine, next, request, cancel, trace, sampler)? else {
                 return Ok(Finish::Cancelled);
             };
+            seen.accepted = verified.accepted;
+            seen.pass = verified.pass.time;
+            seen.waited = verified.pass.phases[Phase::ExpertWait as usize];
+            engine.drafting.observe(&seen);
+            stats.drafts.add(&seen);
             stats.decode_experts = engine.counters().since(&prefilled);
             stats.decode_disk = engine.store.disk_time().saturating_sub(disk);
-            stats.drafts.add(self.drafts.len(), verified.accepted);
             stats.new_tokens += verified.emitted;
             on_event(Event::Pass(verified.pass));
             for &token in &self.drafts[..verified.emitted] {
@@ -301,6 +307,7 @@ impl Session {
             if verified.emitted < verified.accepted {
                 return Ok(Finish::Stop);
             }
+            chosen = verified.chosen;
         }
         Ok(Finish::Length)
     }
@@ -321,13 +328,19 @@ impl Session {
         next: u32,
         left: usize,
         cancel: &CancelToken,
-        stats: &mut Stats,
-    ) -> Result<(), GenerateError> {
-        self.draft(engine, next, engine.options().drafting.depth(), cancel)?;
-        stats.drafts.proposed += self.drafts.len() as u64;
+    ) -> Result<Observed, GenerateError> {
+        let started = Instant::now();
         let room = (self.kv.capacity() - self.kv.len()).saturating_sub(2);
+        let depth = match engine.options().drafting {
+            Drafting::Off => 0,
+            Drafting::Depth(depth) => depth.min(MAX_DEPTH),
+            // What cannot be verified need not be drafted.
+            Drafting::Auto => engine.drafting.depth().min(left).min(room),
+        };
+        let drafted = self.draft(engine, next, depth, cancel)?.len();
         self.drafts.truncate(left.min(room));
-        Ok(())
+        let (verified, drafting) = (self.drafts.len(), started.elapsed());
+        Ok(Observed { drafted, verified, drafting, ..Observed::default() })
     }
 
     /// What may follow `next` behind the tokens in the cache: up to `depth` tokens, none if nothing can be said. A
@@ -374,22 +387,26 @@ impl Session {
             return Ok(None);
         }
         let judged = self.judge(engine, tokens.len(), request.stops, sampler);
-        let (accepted, stopped) = judged.inspect_err(|_| self.kv.truncate(self.tokens.len()))?;
+        let Judged { accepted, stopped, chosen } =
+            judged.inspect_err(|_| self.kv.truncate(self.tokens.len()))?;
         // A stop token ends the answer without being part of it.
         let emitted = accepted - usize::from(stopped);
         self.keep(engine, &tokens[..1 + emitted], tokens.len())?;
-        Ok(Some(Verified { emitted, accepted, pass: self.pass_stats(engine, tokens.len(), &start) }))
+        let pass = self.pass_stats(engine, tokens.len(), &start);
+        Ok(Some(Verified { emitted, accepted, chosen, pass }))
     }
 
-    /// How many drafts of the last pass over `rows` tokens are right, and whether the last of them is a stop token.
-    /// Afterwards the logits are those behind the last right one before it.
+    /// Chooses a token behind every row of the last pass over `rows` tokens, as long as the draft that comes next is
+    /// that token: so what is generated is what would be without drafts, sampled tokens included.
+    ///
+    /// Afterwards the logits are those behind the last token that stays.
     fn judge(
         &mut self,
         engine: &mut Engine,
         rows: usize,
         stops: &[u32],
         sampler: &mut Sampler,
-    ) -> Result<(usize, bool), GenerateError> {
+    ) -> Result<Judged, GenerateError> {
         let (ctx, _) = engine.split();
         let vocab = ctx.model.spec.vocab;
         for first in (0..rows).step_by(LOGIT_ROWS) {
@@ -397,16 +414,18 @@ impl Session {
             for (row, logits) in (first..).zip(block.chunks_exact(vocab)) {
                 self.logits.clear();
                 self.logits.extend_from_slice(logits);
-                let Some(draft) = self.drafts.get(row) else { return Ok((row, false)) };
-                if !sampler.accepts(logits, *draft)? {
-                    return Ok((row, false));
+                // Behind the last draft the loop chooses.
+                let Some(draft) = self.drafts.get(row) else { break };
+                let token = sampler.pick(logits)?;
+                if token != *draft {
+                    return Ok(Judged { accepted: row, stopped: false, chosen: Some(token) });
                 }
                 if stops.contains(draft) {
-                    return Ok((row + 1, true));
+                    return Ok(Judged { accepted: row + 1, stopped: true, chosen: None });
                 }
             }
         }
-        Ok((self.drafts.len(), false))
+        Ok(Judged { accepted: self.drafts.len(), stopped: false, chosen: None })
     }
 
     /// Of the last pass over `rows` tokens, keeps the first ones: `tokens`.
@@ -621,12 +640,24 @@ impl Session {
     }
 }
 
+/// What became of the drafts of a pass.
+struct Judged {
+    /// Drafts that are what was chosen, from the first one on.
+    accepted: usize,
+    /// The last of them is a stop token.
+    stopped: bool,
+    /// What was chosen in place of the next one.
+    chosen: Option<u32>,
+}
+
 /// What a verifying pass brought.
 struct Verified {
     /// Drafts that belong to the answer.
     emitted: usize,
     /// Drafts that the model agreed with: one more, if the last one ends the answer.
     accepted: usize,
+    /// The token behind them, if it is known.
+    chosen: Option<u32>,
     pass: PassStats,
 }
 

@@ -186,6 +186,37 @@ fn the_bundled_model_says_the_same_with_drafts() {
     }
 }
 
+/// Sampled answers too, token for token: every token is chosen from the same logits with the same random number.
+#[test]
+fn sampled_answers_are_the_same_with_drafts() {
+    let prompt = ids(&eval("greedy.json")["prompts"][0]["prompt_ids"]);
+    let mut answers = Vec::new();
+    let mut accepted = 0;
+    for drafting in
+        [Drafting::Off, Drafting::Depth(1), Drafting::Depth(4), Drafting::Depth(8), Drafting::Auto]
+    {
+        let options = EngineOptions { context: Some(400), drafting, ..Default::default() };
+        let mut engine = Engine::open(&demo(), options, &mut |_, _| {}).unwrap();
+        let mut all = Vec::new();
+        for seed in 0..6 {
+            let sampling = Sampling { temperature: 0.9, top_p: 0.95, seed };
+            let request = Request { prompt: &prompt, max_tokens: 60, sampling, stops: &[13] };
+            let mut keep = |event| {
+                if let Event::Token(token) = event {
+                    all.push(token);
+                }
+            };
+            let mut session = Session::new(&engine);
+            let done = session.generate(&mut engine, &request, &CancelToken::new(), None, &mut keep).unwrap();
+            accepted += done.stats.drafts.accepted;
+            all.push(u32::MAX);
+        }
+        answers.push(all);
+    }
+    assert!(accepted > 50, "{accepted} drafts were right: too few to show anything");
+    assert!(answers.iter().all(|answer| *answer == answers[0]));
+}
+
 /// How often the first draft, the first two, and all three are right over the greedy texts behind the first 96
 /// tokens of six held-out windows a segment, as `eval/mtp_acceptance.json` counts it.
 fn acceptance(engine: &mut Engine) -> [f64; 3] {

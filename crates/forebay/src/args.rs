@@ -272,7 +272,7 @@ pub struct InspectArgs {
 impl InspectArgs {
     /// The options of the run to look at.
     pub fn options(&self) -> EngineOptions {
-        let drafting = self.draft.drafting();
+        let drafting = self.draft.draft;
         EngineOptions { io: self.way.io(), drafting, ..self.numbers.over(self.size.options()) }
     }
 }
@@ -311,7 +311,7 @@ impl PlanArgs {
     pub fn options(&self) -> EngineOptions {
         let rate = |given: Option<ByteSize>| given.map(|ByteSize(bytes)| bytes as f64);
         let rates = Rates { disk: rate(self.disk_rate), memory: rate(self.memory_rate) };
-        let drafting = self.draft.drafting();
+        let drafting = self.draft.draft;
         EngineOptions { rates, io: self.way.io(), drafting, ..self.size.options() }
     }
 }

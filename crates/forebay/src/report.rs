@@ -178,7 +178,7 @@ pub fn engine_json(engine: &Engine) -> Map<String, Value> {
         ("embedding", json!(plan.embedding_place.to_string())),
         ("cache_policy", json!(hindsight::policy_name(options.policy))),
         ("look_ahead", json!(look_ahead_name(options.look_ahead))),
-        ("draft", json!(options.drafting.depth())),
+        ("draft", json!(options.drafting.to_string())),
         ("reading", way_json(engine.way(), engine.largest_expert())),
         ("throttle_disk", json!(options.io.throttle)),
         ("threads", json!(engine.threads())),

@@ -29,7 +29,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let (ids, form) = encode(args, &text, &typed, source)?;
     let interrupt = Interrupt::install()?;
     let mut recordings = Recordings::create(&args.files, &dir)?;
-    let mut model = Loaded::open(dir, text, &args.engine, args.draft.drafting())?;
+    let mut model = Loaded::open(dir, text, &args.engine, args.draft.draft)?;
     let mut session = Session::new(&model.engine);
     let max_tokens = args.answer.max_tokens as usize;
     let count = args.json || !(Screen::is_live() || args.answer.think);

@@ -83,22 +83,21 @@ pub struct SizeArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Model and machine")]
 pub struct DraftArgs {
-    /// Tokens to draft and then verify in one pass, at most 8: by the model's MTP layer if it has one, else looked
-    /// up in the text so far
+    /// Tokens to draft and then verify in one pass, 1 to 8, auto or off: by the model's MTP layer if it has one, else
+    /// looked up in the text so far; auto drafts as many as measurements say is fastest
     ///
-    /// Greedy answers stay the same to the last bit, and sampled ones as probable. It pays where drafts are mostly
-    /// right and most experts are in memory: every row of a pass may want other experts from the disk.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=MAX_DEPTH as i64))]
-    pub draft: u8,
+    /// Answers stay the same, token for token. It pays where drafts are mostly right and most experts are in memory:
+    /// every row of a pass may want other experts from the disk.
+    #[arg(long, value_name = "N", default_value = "off", value_parser = drafting)]
+    pub draft: Drafting,
 }
 
-impl DraftArgs {
-    /// The same, as the engine takes it.
-    pub fn drafting(&self) -> Drafting {
-        match self.draft {
-            0 => Drafting::Off,
-            depth => Drafting::Depth(usize::from(depth)),
-        }
+fn drafting(text: &str) -> Result<Drafting, String> {
+    match (text, text.parse()) {
+        ("off" | "0", _) => Ok(Drafting::Off),
+        ("auto", _) => Ok(Drafting::Auto),
+        (_, Ok(depth)) if (1..=MAX_DEPTH).contains(&depth) => Ok(Drafting::Depth(depth)),
+        _ => Err(format!("use auto, off, or a number from 1 to {MAX_DEPTH}")),
     }
 }
 

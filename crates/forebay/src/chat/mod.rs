@@ -47,7 +47,7 @@ pub fn run(args: &ChatArgs) -> Result<(), Failure> {
     let sampling = ModelDefaults::read(&dir)?.sampling(&args.answer);
     let interrupt = Interrupt::install()?;
     let mut recordings = Recordings::create(&args.files, &dir)?;
-    let model = Loaded::open(dir, text, &args.engine, args.draft.drafting())?;
+    let model = Loaded::open(dir, text, &args.engine, args.draft.draft)?;
     let seed = args.answer.seed.map(|seed| ("seed", seed.to_string()));
     recordings.begin(&model.dir, &model.engine, &Vec::from_iter(seed))?;
     let session = Session::new(&model.engine);
