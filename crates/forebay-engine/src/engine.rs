@@ -11,13 +11,14 @@ use forebay_io::{
 };
 use forebay_kernels::{Isa, IsaUnavailable, Kernels, Team};
 use forebay_model::{
-    Arith, Capability, Context, EmbeddingPlace, ExpertTable, KvCache, KvDtype, Model, ModelSpec, Phase,
-    Snapshot, SnapshotError, SnapshotOptions, WeightError, Work,
+    Arith, Capability, Context, EmbeddingPlace, ExpertTable, KvCache, KvDtype, KvParts, LoadedParts, Model,
+    ModelSpec, Phase, Snapshot, SnapshotError, SnapshotOptions, WeightError, Work,
 };
 use forebay_tiers::{
     ConfigError, Counters, ExpertStore, LayerExperts, LookAhead, Machine, Policy, StoreConfig, ThisMachine,
 };
 
+use crate::draft::{Controller, Drafting};
 use crate::plan::{self, ModelFacts, Plan, PlanError, PlanRequest, Rates};
 
 /// How experts are read. The default suits most disks; `forebay bench io` measures yours. Changes no bit.
@@ -97,6 +98,8 @@ pub struct EngineOptions {
     pub embedding: Option<EmbeddingPlace>,
     /// What was measured of this machine; it changes what is expected, never what is done.
     pub rates: Rates,
+    /// Whether tokens are drafted and then verified. Changes no bit of what is generated greedily.
+    pub drafting: Drafting,
     /// Run the key selection even where it keeps everything; changes no result.
     pub force_selection: bool,
 }
@@ -122,7 +125,12 @@ impl EngineOptions {
         self.threads.unwrap_or_else(Team::default_threads).max(1)
     }
 
-    fn plan_request(&self) -> PlanRequest {
+    /// Whether the MTP layer of this model drafts.
+    fn uses_mtp(&self, snapshot: &Snapshot) -> bool {
+        snapshot.mtp_part.is_some() && self.drafting != Drafting::Off
+    }
+
+    fn plan_request(&self, snapshot: &Snapshot) -> PlanRequest {
         PlanRequest {
             memory: self.memory,
             context: self.context,
@@ -134,7 +142,7 @@ impl EngineOptions {
             io_workers: self.io.workers(),
             staging: None,
             embedding: self.embedding,
-            mtp: false,
+            mtp: self.uses_mtp(snapshot),
             rates: self.rates,
         }
     }
@@ -202,8 +210,6 @@ pub struct Inspection {
 pub struct WhatIf {
     /// A machine with this much memory on which nothing else runs.
     pub machine: Option<ByteSize>,
-    /// A run that drafts with the MTP layer, which the engine does not do yet.
-    pub mtp: bool,
 }
 
 /// Checks a folder and plans a run here, reading headers only.
@@ -225,7 +231,7 @@ impl Inspection {
     pub fn of(snapshot: Snapshot, options: &EngineOptions, what_if: WhatIf) -> Self {
         let memory =
             what_if.machine.map_or_else(MemoryInfo::read, |ByteSize(total)| MemoryInfo::assumed(total));
-        let request = PlanRequest { mtp: what_if.mtp, ..options.plan_request() };
+        let request = options.plan_request(&snapshot);
         let plan = plan::plan(&snapshot, &request, &memory).map_err(|error| match error {
             // On an assumed machine nothing runs that could be closed.
             PlanError::MoreThanAvailable { planned, available, minimum } if what_if.machine.is_some() => {
@@ -253,6 +259,8 @@ pub struct Engine {
     mtp: Capability,
     stop_ids: Vec<u32>,
     notes: Vec<String>,
+    /// How many tokens to draft.
+    pub(crate) drafting: Controller,
 }
 
 impl Engine {
@@ -309,14 +317,14 @@ impl Engine {
     }
 
     fn load_over(
-        snapshot: Snapshot,
+        mut snapshot: Snapshot,
         options: EngineOptions,
         progress: &mut dyn FnMut(u64, u64),
         files: &mut dyn FnMut(Vec<Shard>, Access) -> Result<Roots, MirrorError>,
     ) -> Result<Self, OpenError> {
         let kernels = options.isa.map_or(Ok(Kernels::detect()), Kernels::with_isa)?;
         let memory = MemoryInfo::read();
-        let plan = plan::plan(&snapshot, &options.plan_request(), &memory)?;
+        let plan = plan::plan(&snapshot, &options.plan_request(&snapshot), &memory)?;
         reserve(plan.kv.saturating_add(plan.work))?;
         let paths: Vec<_> = snapshot.catalog.shards().iter().map(|shard| &shard.path).collect();
         let mut way = options.way(&plan);
@@ -325,14 +333,17 @@ impl Engine {
             way.access = Access::Uncached;
         }
         let mut notes = opened.notes;
-        let embedding = plan.embedding_place;
-        let total = Model::bytes_to_read(&snapshot, embedding);
-        let model = Model::load(&snapshot, &opened.shards, embedding, &mut |done| progress(done, total))?;
+        let parts = LoadedParts { embedding: plan.embedding_place, mtp: options.uses_mtp(&snapshot) };
+        let total = Model::bytes_to_read(&snapshot, parts);
+        let model = Model::load(&snapshot, &opened.shards, parts, &mut |done| progress(done, total))?;
         let largest_expert = ModelFacts::of(&snapshot).largest_expert;
         let threads = options.threads();
         let team = Team::new(threads).map_err(|cause| OpenError::Threads { threads, cause })?;
         let roots = files(opened.shards, way.access)?;
-        let config = options.io.reader(way, plan::scratch_per_worker(&snapshot));
+        let config = options.io.reader(way, plan::scratch_per_worker(&snapshot, parts.mtp));
+        if let Some(part) = snapshot.mtp_part.take_if(|_| parts.mtp) {
+            snapshot.experts.join(part.experts);
+        }
         let reader = Reader::with_roots(roots, config)?;
         way = Way { backend: reader.backend(), depth: reader.workers(), ..way };
         notes.extend_from_slice(reader.notes());
@@ -354,6 +365,7 @@ impl Engine {
             mtp: snapshot.mtp,
             stop_ids: snapshot.stop_ids,
             notes: snapshot.notes.into_iter().chain(notes).collect(),
+            drafting: Controller::default(),
         })
     }
 
@@ -442,6 +454,11 @@ impl Engine {
         &self.mtp
     }
 
+    /// What is known about drafting with this model so far.
+    pub fn drafting(&self) -> &Controller {
+        &self.drafting
+    }
+
     /// Stop tokens named by the model's config files.
     pub fn stop_ids(&self) -> &[u32] {
         &self.stop_ids
@@ -468,8 +485,8 @@ impl Engine {
     }
 
     pub(crate) fn new_kv(&self) -> KvCache {
-        let select = self.sparse_attention.is_active();
-        KvCache::new(&self.model.spec, self.plan.context, self.options.kv_dtype, select)
+        let parts = KvParts { index: self.sparse_attention.is_active(), mtp: self.model.mtp.is_some() };
+        KvCache::new(&self.model.spec, self.plan.context, self.options.kv_dtype, parts)
     }
 
     /// What a pass computes with, and the store it streams from.

@@ -3,11 +3,13 @@
 //! - [`mod@plan`]: what will fit, decided before anything is allocated.
 //! - [`engine`]: a loaded model with its expert store and threads.
 //! - [`session`]: one sequence: prefill, decode, continue, score.
+//! - [`draft`]: tokens that are guessed at and then verified.
 //! - [`sample`], [`rng`]: from logits to a token.
 //! - [`routes`]: recording which experts were used.
 //!
 //! Text, templates and command lines live elsewhere; this crate sees ids only.
 
+pub mod draft;
 pub mod engine;
 pub mod plan;
 pub mod rng;
@@ -15,6 +17,7 @@ pub mod routes;
 pub mod sample;
 pub mod session;
 
+pub use draft::{DraftStats, Drafting};
 pub use engine::{Engine, EngineOptions, Inspection, IoOptions, OpenError, WhatIf, inspect, inspect_for};
 pub use plan::{
     Bound, BudgetFrom, Consumer, Expectation, ModelFacts, Outlook, Plan, PlanError, PlanRequest, Rates, plan,

@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 
 use forebay_core::ByteSize;
 use forebay_engine::{
-    Bound, Consumer, EngineOptions, ModelFacts, Plan, PlanError, PlanRequest, Rates, WhatIf, inspect,
-    inspect_for, plan,
+    Bound, Consumer, Drafting, EngineOptions, ModelFacts, Plan, PlanError, PlanRequest, Rates, WhatIf,
+    inspect, inspect_for, plan,
 };
 use forebay_io::MemoryInfo;
 use forebay_model::{EmbeddingPlace, KvDtype, Snapshot, SnapshotOptions};
@@ -217,24 +217,24 @@ fn toy_options() -> EngineOptions {
     EngineOptions { context: Some(64), threads: Some(1), ..EngineOptions::default() }
 }
 
-fn toy_with(dir: &Path, options: EngineOptions, what_if: WhatIf) -> Result<Plan, PlanError> {
-    inspect_for(dir, &options, what_if).unwrap().plan
+fn toy_with(dir: &Path, options: EngineOptions) -> Result<Plan, PlanError> {
+    inspect(dir, &options).unwrap().plan
 }
 
 #[test]
 fn the_mtp_layer_is_planned_only_where_there_is_one() {
     let dir = TempDir::new().unwrap();
     toy::write(dir.path()).unwrap();
-    let mtp = WhatIf { mtp: true, ..WhatIf::default() };
-    let with = toy_with(dir.path(), toy_options(), mtp).unwrap();
-    let without = toy_with(dir.path(), toy_options(), WhatIf::default()).unwrap();
+    let drafting = EngineOptions { drafting: Drafting::Depth(3), ..toy_options() };
+    let with = toy_with(dir.path(), drafting).unwrap();
+    let without = toy_with(dir.path(), toy_options()).unwrap();
     assert!(without.lines().contains(&(Consumer::Mtp, 0)));
     assert!(with.mtp > 0 && with.slots.quotas.len() == without.slots.quotas.len() + 1);
     assert_eq!(with.kv - without.kv, layer_kv(64), "one layer more");
 
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/goldens/base");
-    let refused = toy_with(&golden, toy_options(), mtp).unwrap_err().to_string();
-    assert!(refused.contains("--mtp"), "{refused}");
+    let looked_up = toy_with(&golden, drafting).unwrap();
+    assert_eq!(looked_up, toy_with(&golden, toy_options()).unwrap());
 }
 
 /// Bytes of `context` cached tokens of one layer of the toy, index keys apart.
@@ -248,7 +248,7 @@ fn layer_kv(context: u64) -> u64 {
 fn a_plan_for_another_machine_says_nothing_of_this_one() {
     let dir = TempDir::new().unwrap();
     toy::write(dir.path()).unwrap();
-    let what_if = WhatIf { machine: Some(ByteSize(24 * GB)), mtp: false };
+    let what_if = WhatIf { machine: Some(ByteSize(24 * GB)) };
     let found = inspect_for(dir.path(), &toy_options(), what_if).unwrap();
     assert_eq!((found.memory.total, found.memory.footprint()), (Some(24 * GB), None));
     assert_eq!(found.plan.unwrap().budget, 20 * GB);

@@ -168,6 +168,18 @@ impl ExpertTable {
         Ok(table)
     }
 
+    /// Adds the experts of other layers.
+    pub fn join(&mut self, other: Self) {
+        self.coalesced += other.coalesced;
+        self.displaced += other.displaced;
+        self.total += other.total;
+        self.file_bytes += other.file_bytes;
+        for (format, matrices) in other.formats {
+            *self.formats.entry(format).or_default() += matrices;
+        }
+        self.layers.extend(other.layers);
+    }
+
     /// The experts of layer `layer`, if it is sparse.
     pub fn layer(&self, layer: usize) -> Option<&ExpertLayer> {
         self.layers.get(&layer)

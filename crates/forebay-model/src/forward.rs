@@ -221,7 +221,7 @@ pub fn forward(
 }
 
 /// One layer over all rows of the pass.
-fn run_layer(
+pub(crate) fn run_layer(
     ctx: Context<'_>,
     l: usize,
     store: &mut ExpertStore,
@@ -230,8 +230,8 @@ fn run_layer(
     watch: &mut Watch<'_>,
 ) -> Result<(), ForwardError> {
     let spec = &ctx.model.spec;
-    let layer = &ctx.model.layers[l];
-    let (start, rows) = (kv.len(), ws.x.len() / spec.hidden);
+    let layer = ctx.model.layer(l);
+    let (start, rows) = (ws.attention.start(), ws.x.len() / spec.hidden);
     let site = match &layer.ffn {
         Ffn::Dense(_) => None,
         Ffn::Sparse { router, bias, shared } => {
@@ -314,12 +314,22 @@ pub fn logits<'w>(ctx: Context<'_>, ws: &'w mut Workspace, rows: std::ops::Range
     let spec = &ctx.model.spec;
     assert!(rows.len() <= LOGIT_ROWS, "at most {LOGIT_ROWS} rows of logits at once");
     ws.profile.start();
-    let x = &ws.x[rows.start * spec.hidden..rows.end * spec.hidden];
+    head(ctx, ws, rows.start * spec.hidden..rows.end * spec.hidden, &ctx.model.final_norm)
+}
+
+/// The logits of values `range` of the residual stream, after this norm.
+pub(crate) fn head<'w>(
+    ctx: Context<'_>,
+    ws: &'w mut Workspace,
+    range: std::ops::Range<usize>,
+    norm: &[f32],
+) -> &'w [f32] {
+    let spec = &ctx.model.spec;
+    let x = &ws.x[range];
     resize(&mut ws.normed, x.len());
-    let normed = &mut ws.normed;
-    ctx.rms_norms(x, &ctx.model.final_norm, spec.norm_eps, normed);
-    resize(&mut ws.logits, rows.len() * spec.vocab);
-    ctx.linear(Role::Head, &ctx.model.head, normed, &mut ws.quantised, &mut ws.logits);
+    ctx.rms_norms(x, norm, spec.norm_eps, &mut ws.normed);
+    resize(&mut ws.logits, x.len() / spec.hidden * spec.vocab);
+    ctx.linear(Role::Head, &ctx.model.head, &ws.normed, &mut ws.quantised, &mut ws.logits);
     ws.profile.lap(Phase::Head);
     &ws.logits
 }
@@ -338,7 +348,12 @@ fn check_tokens(spec: &ModelSpec, kv: &KvCache, tokens: &[u32]) -> Result<(), Fo
     Ok(())
 }
 
-fn check_finite(ctx: Context<'_>, x: &[f32], layer: usize, start: usize) -> Result<(), ForwardError> {
+pub(crate) fn check_finite(
+    ctx: Context<'_>,
+    x: &[f32],
+    layer: usize,
+    start: usize,
+) -> Result<(), ForwardError> {
     let hidden = ctx.model.spec.hidden;
     let all_finite = |x: &[f32]| x.iter().fold(true, |all, v| all & v.is_finite());
     let found = AtomicBool::new(false);

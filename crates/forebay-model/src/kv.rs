@@ -94,28 +94,38 @@ pub struct KvCache {
     index_dim: usize,
     capacity: usize,
     len: usize,
+    /// Rows of the MTP layer, from position 0 on, that stem from verified tokens and hidden states.
+    drafting: usize,
+}
+
+/// What a cache holds besides latents and rope keys of the decoder layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KvParts {
+    /// Index keys, when sparse attention is active.
+    pub index: bool,
+    /// Rows of the MTP layer, when it drafts.
+    pub mtp: bool,
 }
 
 impl KvCache {
-    /// An empty cache for `capacity` positions; `with_index` when sparse attention is active.
-    pub fn new(spec: &ModelSpec, capacity: usize, dtype: KvDtype, with_index: bool) -> Self {
+    /// An empty cache for `capacity` positions.
+    pub fn new(spec: &ModelSpec, capacity: usize, dtype: KvDtype, parts: KvParts) -> Self {
         let (kv_rank, rope) = (spec.attention.kv_rank, spec.attention.rope);
-        let index_dim = spec.indexer.filter(|_| with_index).map_or(0, |i| i.dim);
-        let layers = spec.layers.iter().map(|layer| LayerKv {
+        let index_dim = spec.indexer.filter(|_| parts.index).map_or(0, |i| i.dim);
+        // The MTP layer attends to everything, so it needs no index keys.
+        let selects = spec.layers.iter().map(|layer| index_dim > 0 && layer.indexer == IndexerKind::Full);
+        let layers = selects.chain(parts.mtp.then_some(false)).map(|selects| LayerKv {
             latents: Rows::new(dtype, capacity * kv_rank),
             rope_keys: Rows::new(dtype, capacity * rope),
-            index_keys: (index_dim > 0 && layer.indexer == IndexerKind::Full)
-                .then(|| Rows::new(dtype, capacity * index_dim)),
+            index_keys: selects.then(|| Rows::new(dtype, capacity * index_dim)),
         });
-        Self { layers: layers.collect(), kv_rank, rope, index_dim, capacity, len: 0 }
+        Self { layers: layers.collect(), kv_rank, rope, index_dim, capacity, len: 0, drafting: 0 }
     }
 
     /// Bytes that a cache of `capacity` positions takes; `None` on overflow.
-    pub fn planned_bytes(spec: &ModelSpec, capacity: usize, dtype: KvDtype, with_index: bool) -> Option<u64> {
-        let index_dim = spec.indexer.filter(|_| with_index).map_or(0, |i| i.dim);
-        let per_token = spec
-            .layers
-            .len()
+    pub fn planned_bytes(spec: &ModelSpec, capacity: usize, dtype: KvDtype, parts: KvParts) -> Option<u64> {
+        let index_dim = spec.indexer.filter(|_| parts.index).map_or(0, |i| i.dim);
+        let per_token = (spec.layers.len() + usize::from(parts.mtp))
             .checked_mul(spec.kv_width())?
             .checked_add(spec.full_indexer_layers().count().checked_mul(index_dim)?)?;
         (capacity as u64).checked_mul(per_token as u64)?.checked_mul(dtype.bytes() as u64)
@@ -138,7 +148,27 @@ impl KvCache {
 
     /// Forgets every position from `len` on. Longer than the current length changes nothing.
     pub fn truncate(&mut self, len: usize) {
+        if len < self.len {
+            self.len = len;
+            // The row of the last position left belongs to the token behind it, which may be another now.
+            self.drafting = self.drafting.min(len.saturating_sub(1));
+        }
+    }
+
+    /// Forgets positions whose tokens will be run again as they were, and those behind them.
+    pub(crate) fn rewind(&mut self, len: usize) {
         self.len = self.len.min(len);
+        self.drafting = self.drafting.min(len);
+    }
+
+    /// Rows of the MTP layer that are valid.
+    pub fn drafting(&self) -> usize {
+        self.drafting
+    }
+
+    /// Declares the MTP layer's rows before `rows` valid.
+    pub(crate) fn drafting_reaches(&mut self, rows: usize) {
+        self.drafting = self.drafting.max(rows);
     }
 
     /// Declares `rows` more positions valid, after all layers wrote them.

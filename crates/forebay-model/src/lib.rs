@@ -5,7 +5,8 @@
 //! - [`snapshot`]: one model folder, checked as a whole before anything is allocated.
 //! - [`weights`]: the resident tensors, [`embedding`] apart. [`experts`]: the routed ones, as they are read.
 //! - [`kv`]: the cache of one sequence. [`forward`](mod@forward): the pass itself, with
-//!   [`attention`] and [`moe`] as its two halves and [`workspace`] as its buffers.
+//!   [`attention`] and [`moe`] as its two halves and [`workspace`] as its buffers; [`mtp`]: the layer that
+//!   drafts tokens.
 //!
 //! This crate decides nothing about memory or time: the engine gives it a budgeted
 //! expert store and a thread team.
@@ -19,6 +20,7 @@ pub mod forward;
 pub mod kv;
 mod mlp;
 pub mod moe;
+pub mod mtp;
 pub mod profile;
 pub mod snapshot;
 pub mod spec;
@@ -30,10 +32,10 @@ pub use arith::Arith;
 pub use embedding::{Embedding, EmbeddingPlace};
 pub use experts::ExpertTable;
 pub use forward::{Context, ForwardError, Watch, forward, logits};
-pub use kv::{KvCache, KvDtype};
+pub use kv::{KvCache, KvDtype, KvParts};
 pub use profile::{Phase, Profile, Work};
 pub use snapshot::{MtpPart, Snapshot, SnapshotError, SnapshotOptions};
 pub use spec::{Capability, ModelSpec};
 pub use trace::Trace;
-pub use weights::{Model, WeightError};
+pub use weights::{LoadedParts, Model, WeightError};
 pub use workspace::{PassSize, Workspace};

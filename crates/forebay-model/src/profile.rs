@@ -37,11 +37,13 @@ pub enum Phase {
     SharedExpert,
     /// Logits.
     Head,
+    /// Drafting with the MTP layer, waiting for its experts apart.
+    Draft,
 }
 
 impl Phase {
     /// All phases, in the order of a layer.
-    pub const ALL: [Phase; 13] = [
+    pub const ALL: [Phase; 14] = [
         Phase::Norms,
         Phase::Projections,
         Phase::Indexer,
@@ -55,6 +57,7 @@ impl Phase {
         Phase::Experts,
         Phase::SharedExpert,
         Phase::Head,
+        Phase::Draft,
     ];
 
     /// Its name in reports.
@@ -73,6 +76,7 @@ impl Phase {
             Phase::Experts => "routed experts",
             Phase::SharedExpert => "shared expert",
             Phase::Head => "head",
+            Phase::Draft => "drafting",
         }
     }
 }
@@ -109,6 +113,15 @@ impl Profile {
     /// A pass begins, or goes on after a pause that belongs to no phase.
     pub(crate) fn start(&mut self) {
         self.last = Instant::now();
+    }
+
+    /// What was spent since `before` belongs to `phase`, whatever it was put down to; waiting stays waiting.
+    pub(crate) fn fold(&mut self, before: [Duration; Phase::ALL.len()], phase: Phase) {
+        for other in Phase::ALL.into_iter().filter(|other| *other != Phase::ExpertWait && *other != phase) {
+            let moved = self.spent[other as usize].saturating_sub(before[other as usize]);
+            self.spent[other as usize] -= moved;
+            self.spent[phase as usize] += moved;
+        }
     }
 
     /// The time since the last lap, or the start, belongs to `phase`.

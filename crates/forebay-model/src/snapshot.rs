@@ -15,6 +15,7 @@ use crate::experts::{ExpertTable, ExpertTableError, is_fused};
 use crate::families::glm;
 use crate::families::roles::{Role, Shape, TensorNeed};
 use crate::spec::{Capability, IndexerKind, ModelSpec};
+use crate::weights::LoadedParts;
 
 /// Choices that decide how a snapshot is read.
 #[derive(Clone, Copy, Debug, Default)]
@@ -74,7 +75,7 @@ pub struct ResidentTensor {
     pub arith: Arith,
 }
 
-/// What a multi-token-prediction layer takes. The engine does not run it yet; it can be planned.
+/// What a multi-token-prediction layer takes.
 #[derive(Clone)]
 pub struct MtpPart {
     /// Its resident tensors.
@@ -160,10 +161,11 @@ impl Snapshot {
         })
     }
 
-    /// The resident tensors that are loaded: all, or all but the embeddings.
-    pub fn loaded(&self, embedding: EmbeddingPlace) -> impl Iterator<Item = &ResidentTensor> {
-        let on_disk = embedding == EmbeddingPlace::Disk;
-        self.resident.iter().filter(move |tensor| !(on_disk && tensor.role == Role::Embedding))
+    /// The resident tensors that are loaded.
+    pub fn loaded(&self, parts: LoadedParts) -> impl Iterator<Item = &ResidentTensor> {
+        let on_disk = parts.embedding == EmbeddingPlace::Disk;
+        let mtp = self.mtp_part.iter().filter(move |_| parts.mtp).flat_map(|part| &part.resident);
+        self.resident.iter().filter(move |tensor| !(on_disk && tensor.role == Role::Embedding)).chain(mtp)
     }
 
     /// Formats in use by role, each with its number of matrices, as stored.

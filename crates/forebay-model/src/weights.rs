@@ -204,6 +204,30 @@ pub struct LayerWeights {
     pub ffn: Ffn,
 }
 
+/// The layer that drafts tokens (multi-token prediction), its routed experts apart.
+#[derive(Debug)]
+pub struct Mtp {
+    /// `[hidden, 2 * hidden]`: joins the next token's embedding, which comes first, and a hidden state.
+    pub join: Matrix,
+    /// Norm of the embedding.
+    pub embedding_norm: Vec<f32>,
+    /// Norm of the hidden state.
+    pub hidden_norm: Vec<f32>,
+    /// Norm before the head.
+    pub final_norm: Vec<f32>,
+    /// A sparse layer without an indexer.
+    pub layer: LayerWeights,
+}
+
+/// What of a model is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadedParts {
+    /// Where the embeddings are.
+    pub embedding: EmbeddingPlace,
+    /// Whether the MTP layer is loaded, if the snapshot has one that can be used.
+    pub mtp: bool,
+}
+
 /// Everything of a model that stays in memory.
 #[derive(Debug)]
 pub struct Model {
@@ -213,6 +237,8 @@ pub struct Model {
     pub embedding: Embedding,
     /// The decoder layers.
     pub layers: Vec<LayerWeights>,
+    /// The layer behind them, if it drafts.
+    pub mtp: Option<Mtp>,
     /// Norm before the head.
     pub final_norm: Vec<f32>,
     /// `[vocab, hidden]`
@@ -229,13 +255,13 @@ impl Model {
     pub fn load(
         snapshot: &Snapshot,
         shards: &[Shard],
-        embedding: EmbeddingPlace,
+        parts: LoadedParts,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, WeightError> {
         let spec = snapshot.spec.clone();
         let files = Files { shards, catalog: &snapshot.catalog };
         let mut loader = Loader { tensors: snapshot.resident.iter(), files, done: 0, progress };
-        let embedding = match embedding {
+        let embedding = match parts.embedding {
             EmbeddingPlace::Memory => Embedding::Memory(loader.matrix()?),
             EmbeddingPlace::Disk => Embedding::Disk(DiskRows::new(loader.next(), files)?),
         };
@@ -247,18 +273,36 @@ impl Model {
             let indexed = select && layer.indexer == crate::spec::IndexerKind::Full;
             layers.push(loader.layer(&spec, layer.ffn, indexed)?);
         }
+        let mtp = match snapshot.mtp_part.as_ref().filter(|_| parts.mtp) {
+            Some(part) => {
+                loader.tensors = part.resident.iter();
+                Some(loader.mtp(&spec)?)
+            }
+            None => None,
+        };
         let rope = Rope::new(spec.attention.rope, spec.attention.rope_theta)?;
-        Ok(Self { spec, embedding, layers, final_norm, head, rope })
+        Ok(Self { spec, embedding, layers, mtp, final_norm, head, rope })
+    }
+
+    /// Layer `layer`; the one behind the decoder's is the MTP layer.
+    ///
+    /// # Panics
+    /// If there is no such layer, or the MTP layer was not loaded.
+    pub(crate) fn layer(&self, layer: usize) -> &LayerWeights {
+        match self.layers.get(layer) {
+            Some(layer) => layer,
+            None => &self.mtp.as_ref().expect("only a loaded MTP layer is asked for").layer,
+        }
     }
 
     /// Bytes that [`load`](Self::load) holds for a moment beside the loaded tensors.
-    pub fn load_transient_bytes(snapshot: &Snapshot, embedding: EmbeddingPlace) -> u64 {
-        snapshot.loaded(embedding).map(ResidentTensor::transient_bytes).max().unwrap_or(0)
+    pub fn load_transient_bytes(snapshot: &Snapshot, parts: LoadedParts) -> u64 {
+        snapshot.loaded(parts).map(ResidentTensor::transient_bytes).max().unwrap_or(0)
     }
 
     /// Bytes that [`load`](Self::load) reads.
-    pub fn bytes_to_read(snapshot: &Snapshot, embedding: EmbeddingPlace) -> u64 {
-        snapshot.loaded(embedding).map(|tensor| tensor.layout.total_bytes()).sum()
+    pub fn bytes_to_read(snapshot: &Snapshot, parts: LoadedParts) -> u64 {
+        snapshot.loaded(parts).map(|tensor| tensor.layout.total_bytes()).sum()
     }
 }
 
@@ -302,6 +346,16 @@ impl<'a> Loader<'a> {
             });
         }
         Ok(LayerWeights { input_norm, post_norm, attention, ffn })
+    }
+
+    fn mtp(&mut self, spec: &ModelSpec) -> Result<Mtp, WeightError> {
+        Ok(Mtp {
+            join: self.matrix()?,
+            embedding_norm: self.vector()?,
+            hidden_norm: self.vector()?,
+            final_norm: self.vector()?,
+            layer: self.layer(spec, FfnKind::Sparse, false)?,
+        })
     }
 
     fn mlp(&mut self) -> Result<Mlp, WeightError> {

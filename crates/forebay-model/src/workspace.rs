@@ -5,6 +5,7 @@ use forebay_kernels::Activations;
 use crate::attention::AttentionScratch;
 use crate::mlp::MlpScratch;
 use crate::moe::MoeScratch;
+use crate::mtp::MtpScratch;
 use crate::profile::Profile;
 use crate::spec::ModelSpec;
 
@@ -22,6 +23,7 @@ pub struct Workspace {
     pub(crate) mlp: MlpScratch,
     pub(crate) moe: MoeScratch,
     pub(crate) logits: Vec<f32>,
+    pub(crate) mtp: MtpScratch,
     /// Where the time went, over all passes since it was last reset.
     pub profile: Profile,
 }
@@ -39,6 +41,7 @@ impl Workspace {
             mlp: MlpScratch::default(),
             moe: MoeScratch::default(),
             logits: Vec::new(),
+            mtp: MtpScratch::default(),
             profile: Profile::default(),
         }
     }
@@ -55,7 +58,7 @@ impl Workspace {
 
     /// Bytes of buffers that passes of up to `size.rows` rows, with `context` positions, can need.
     pub fn planned_bytes(spec: &ModelSpec, size: PassSize, context: usize, threads: usize) -> u64 {
-        let PassSize { rows, block, floats } = size;
+        let PassSize { rows, block, floats, mtp } = size;
         let block = rows.min(block);
         let hidden = spec.hidden;
         // The residual stream; normed, update, and the quantised copy of normed.
@@ -64,7 +67,8 @@ impl Workspace {
         let dense = MlpScratch::planned_bytes(block, spec.dense_width);
         let moe = MoeScratch::planned_bytes(spec, rows, block, floats);
         let logits = 4 * LOGIT_ROWS * spec.vocab;
-        (stream + attention + dense + moe + logits) as u64
+        let mtp = if mtp { MtpScratch::planned_bytes(hidden) } else { 0 };
+        (stream + attention + dense + moe + logits + mtp) as u64
     }
 }
 
@@ -77,6 +81,8 @@ pub struct PassSize {
     pub block: usize,
     /// Whether experts take their inputs as floats: in `exact` arithmetic, or from float weights.
     pub floats: bool,
+    /// Whether the MTP layer drafts.
+    pub mtp: bool,
 }
 
 /// At most this many rows of logits are asked for at once.

@@ -221,9 +221,19 @@ pub struct RunArgs {
     /// Files to write beside the result.
     #[command(flatten)]
     pub files: RecordArgs,
+    /// Whether tokens are drafted.
+    #[command(flatten)]
+    pub draft: DraftArgs,
     /// How to run the model.
     #[command(flatten)]
     pub engine: EngineArgs,
+}
+
+impl RunArgs {
+    /// The options of the run.
+    pub fn options(&self) -> EngineOptions {
+        EngineOptions { drafting: self.draft.draft, ..self.engine.options() }
+    }
 }
 
 /// `forebay chat`.
@@ -235,9 +245,19 @@ pub struct ChatArgs {
     /// Files to write beside the result.
     #[command(flatten)]
     pub files: RecordArgs,
+    /// Whether tokens are drafted.
+    #[command(flatten)]
+    pub draft: DraftArgs,
     /// How to run the model.
     #[command(flatten)]
     pub engine: EngineArgs,
+}
+
+impl ChatArgs {
+    /// The options of the run.
+    pub fn options(&self) -> EngineOptions {
+        EngineOptions { drafting: self.draft.draft, ..self.engine.options() }
+    }
 }
 
 /// `forebay inspect`.
@@ -255,6 +275,9 @@ pub struct InspectArgs {
     /// How numbers are computed.
     #[command(flatten)]
     pub numbers: NumberArgs,
+    /// Whether tokens are drafted.
+    #[command(flatten)]
+    pub draft: DraftArgs,
     /// The way to read experts.
     #[command(flatten)]
     pub way: WayArgs,
@@ -263,7 +286,8 @@ pub struct InspectArgs {
 impl InspectArgs {
     /// The options of the run to look at.
     pub fn options(&self) -> EngineOptions {
-        EngineOptions { io: self.way.io(), ..self.numbers.over(self.size.options()) }
+        let drafting = self.draft.draft;
+        EngineOptions { io: self.way.io(), drafting, ..self.numbers.over(self.size.options()) }
     }
 }
 
@@ -276,9 +300,6 @@ pub struct PlanArgs {
     /// Plan for a machine with this much memory on which nothing else runs, such as 24G, instead of this one
     #[arg(long, value_name = "SIZE")]
     pub machine_memory: Option<ByteSize>,
-    /// Count what drafting with the model's MTP layer would take (Forebay does not draft yet)
-    #[arg(long)]
-    pub mtp: bool,
     /// Bytes per second that the disk gives, such as 7G, instead of what was measured
     #[arg(long, value_name = "RATE", value_parser = engine::rate, allow_hyphen_values = true)]
     pub disk_rate: Option<ByteSize>,
@@ -291,6 +312,9 @@ pub struct PlanArgs {
     /// What decides how much memory a run takes.
     #[command(flatten)]
     pub size: SizeArgs,
+    /// Whether tokens are drafted.
+    #[command(flatten)]
+    pub draft: DraftArgs,
     /// The way to read experts.
     #[command(flatten)]
     pub way: WayArgs,
@@ -301,7 +325,8 @@ impl PlanArgs {
     pub fn options(&self) -> EngineOptions {
         let rate = |given: Option<ByteSize>| given.map(|ByteSize(bytes)| bytes as f64);
         let rates = Rates { disk: rate(self.disk_rate), memory: rate(self.memory_rate) };
-        EngineOptions { rates, io: self.way.io(), ..self.size.options() }
+        let drafting = self.draft.draft;
+        EngineOptions { rates, io: self.way.io(), drafting, ..self.size.options() }
     }
 }
 

@@ -110,7 +110,7 @@ impl From<RenderError> for Failure {
 impl From<PlanError> for Failure {
     fn from(error: PlanError) -> Self {
         let exit = match error {
-            PlanError::Context { .. } | PlanError::Mtp { .. } => Exit::Usage,
+            PlanError::Context { .. } => Exit::Usage,
             _ => Exit::Memory,
         };
         Self::new(exit, error.to_string())

@@ -36,13 +36,8 @@ impl Stretch {
     /// What came after the prompt of an answer.
     pub fn of(stats: &Stats) -> Self {
         let experts = &stats.decode_experts;
-        Self {
-            tokens: stats.decode_passes,
-            time: stats.decode,
-            disk_time: stats.decode_disk,
-            ..Self::default()
-        }
-        .with(experts)
+        Self { tokens: stats.decoded(), time: stats.decode, disk_time: stats.decode_disk, ..Self::default() }
+            .with(experts)
     }
 
     /// The same with what streaming cost.

@@ -228,7 +228,7 @@ fn capability_json(capability: &Capability) -> Value {
 
 /// A layer that could draft is not one that does: the engine loads none yet.
 fn mtp_state(mtp: &Capability) -> String {
-    if mtp.is_active() { "complete, not used yet".to_owned() } else { mtp.to_string() }
+    if mtp.is_active() { "complete; drafts with --draft".to_owned() } else { mtp.to_string() }
 }
 
 fn formats_json(formats: &Formats) -> Value {

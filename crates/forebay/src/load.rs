@@ -7,7 +7,7 @@ use forebay_engine::{Engine, EngineOptions, Inspection};
 use forebay_store::config::ConfigFile;
 use forebay_text::{ChatTemplate, StopSet, Tokenizer};
 
-use crate::args::EngineArgs;
+use crate::args::DiskArgs;
 use crate::console;
 use crate::failure::Failure;
 use crate::inspect;
@@ -63,15 +63,15 @@ impl Loaded {
         dir: PathBuf,
         found: Option<Inspection>,
         text: TextSide,
-        args: &EngineArgs,
+        options: EngineOptions,
+        disk: &DiskArgs,
     ) -> Result<Self, Failure> {
         let started = Instant::now();
-        let options = args.options();
         let found = found.map_or_else(|| inspect_folder(&dir, &options), Ok)?;
-        let mut engine = open_found(found, options, &args.disk.mirror)?;
-        let usage = Usage::begin(&dir, &mut engine, args.disk.warms_up());
+        let mut engine = open_found(found, options, &disk.mirror)?;
+        let usage = Usage::begin(&dir, &mut engine, disk.warms_up());
         let stops = StopSet::new(engine.stop_ids().iter().copied(), &text.tokenizer);
-        let roots = roots(&dir, &args.disk.mirror);
+        let roots = roots(&dir, &disk.mirror);
         Ok(Self { dir, roots, engine, text, stops, load_time: started.elapsed(), usage })
     }
 

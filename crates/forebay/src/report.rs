@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use forebay_core::ByteSize;
-use forebay_engine::{Engine, EngineOptions, Finish, Sampling, Stats};
+use forebay_engine::{DraftStats, Engine, EngineOptions, Finish, Sampling, Stats};
 use forebay_io::probe::Way;
 use forebay_tiers::{Counters, Histogram, LookAhead};
 use serde_json::{Map, Value, json};
@@ -17,9 +17,9 @@ pub fn rate(count: usize, time: Duration) -> Option<f64> {
     (count > 0 && seconds > 0.0).then(|| count as f64 / seconds)
 }
 
-/// Tokens per second while generating. The first token comes from the prompt's pass, so passes are counted.
+/// Tokens per second while generating. The first token comes from the prompt's pass and is not counted.
 pub fn decode_rate(stats: &Stats) -> Option<f64> {
-    rate(stats.decode_passes, stats.decode)
+    rate(stats.decoded(), stats.decode)
 }
 
 /// The options that change what is computed, where they are not the usual ones: "; computed with ...".
@@ -36,8 +36,12 @@ pub fn deviations(options: &EngineOptions) -> String {
 /// What an answer cost beside its speed, in a few words.
 pub fn summary(stats: &Stats) -> String {
     let tokens = |count: usize| format!("{count} token{}", if count == 1 { "" } else { "s" });
+    let drafts = match stats.drafts.verified {
+        0 => String::new(),
+        verified => format!(", {} of {verified} drafts right", stats.drafts.accepted),
+    };
     format!(
-        "prompt of {} in {:.2} s, answer of {} in {:.2} s",
+        "prompt of {} in {:.2} s, answer of {} in {:.2} s{drafts}",
         tokens(stats.prompt_tokens),
         stats.prefill.as_secs_f64(),
         tokens(stats.new_tokens),
@@ -62,6 +66,16 @@ pub fn experts_summary(experts: &Counters) -> String {
     )
 }
 
+/// What became of drafts.
+fn drafts_json(drafts: &DraftStats) -> Value {
+    json!({
+        "proposed": drafts.proposed,
+        "verified": drafts.verified,
+        "accepted": drafts.accepted,
+        "passes_by_accepted": drafts.passes,
+    })
+}
+
 /// The same numbers for programs; unknown ones are null.
 pub fn stats_json(stats: &Stats, load_time: Duration) -> Value {
     json!({
@@ -70,6 +84,7 @@ pub fn stats_json(stats: &Stats, load_time: Duration) -> Value {
         "first_token_s": stats.first_token.map(|time| time.as_secs_f64()),
         "decode_s": stats.decode.as_secs_f64(),
         "decode_passes": stats.decode_passes,
+        "drafts": drafts_json(&stats.drafts),
         "prefill_tokens_per_s": rate(stats.prompt_tokens, stats.prefill),
         "decode_tokens_per_s": decode_rate(stats),
     })
@@ -163,6 +178,7 @@ pub fn engine_json(engine: &Engine) -> Map<String, Value> {
         ("embedding", json!(plan.embedding_place.to_string())),
         ("cache_policy", json!(hindsight::policy_name(options.policy))),
         ("look_ahead", json!(look_ahead_name(options.look_ahead))),
+        ("draft", json!(options.drafting.to_string())),
         ("reading", way_json(engine.way(), engine.largest_expert())),
         ("throttle_disk", json!(options.io.throttle)),
         ("threads", json!(engine.threads())),

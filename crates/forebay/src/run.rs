@@ -27,7 +27,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let mut found = None;
     // Headers are read before a prompt that may be too long is, and not again.
     let limit = || {
-        let Inspection { snapshot, plan, memory } = load::inspect_folder(&dir, &args.engine.options())?;
+        let Inspection { snapshot, plan, memory } = load::inspect_folder(&dir, &args.options())?;
         let plan = plan?;
         let limit = Limit::of_context(plan.context, &text.tokenizer);
         found = Some(Inspection { snapshot, plan: Ok(plan), memory });
@@ -38,7 +38,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
     let roots = load::roots(&dir, &args.engine.disk.mirror);
     let mut recordings = Recordings::create(&args.files, &roots, &[args.file.as_deref()])?;
-    let mut model = Loaded::open(dir, found, text, &args.engine)?;
+    let mut model = Loaded::open(dir, found, text, args.options(), &args.engine.disk)?;
     let mut session = Session::new(&model.engine);
     let max_tokens = args.answer.max_tokens as usize;
     let count = args.json || !(Screen::is_live() || args.answer.think);

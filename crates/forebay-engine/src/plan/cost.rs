@@ -6,11 +6,13 @@ use forebay_io::{Transform, slot_bytes};
 use forebay_model::experts::{ExpertLayer, QuantiseExpert};
 use forebay_model::families::roles::Role;
 use forebay_model::snapshot::ResidentTensor;
-use forebay_model::{Arith, EmbeddingPlace, KvCache, Model, ModelSpec, PassSize, Snapshot, Workspace};
+use forebay_model::{
+    Arith, EmbeddingPlace, KvCache, KvParts, LoadedParts, Model, ModelSpec, PassSize, Snapshot, Workspace,
+};
 use forebay_tiers::{ClassDemand, LayerDemand, SlotDemand, recording_bytes};
 
+use super::PlanRequest;
 use super::outlook::Token;
-use super::{PlanError, PlanRequest};
 
 // The four figures below are measured: peaks of runs on the bundled model (20 to 51 MB planned, all within
 // 9 MB of what was planned), of `forebay plan` on GLM-5.2's 118,478 tensors and 19,456 experts (44.7 MB), and
@@ -65,17 +67,15 @@ pub(super) struct Costs<'a> {
     /// The model as it runs: without an indexer if it has none of its tensors.
     spec: ModelSpec,
     select: bool,
+    /// Whether the MTP layer drafts.
+    mtp: bool,
     /// Whether experts take their inputs as floats.
     floats: bool,
 }
 
 impl<'a> Costs<'a> {
-    pub fn new(snapshot: &'a Snapshot, request: &'a PlanRequest) -> Result<Self, PlanError> {
-        let mtp = match (&snapshot.mtp_part, request.mtp) {
-            (_, false) => None,
-            (Some(part), true) => Some(part),
-            (None, true) => return Err(PlanError::Mtp { detail: snapshot.mtp.to_string() }),
-        };
+    pub fn new(snapshot: &'a Snapshot, request: &'a PlanRequest) -> Self {
+        let mtp = snapshot.mtp_part.as_ref().filter(|_| request.mtp);
         let mut loaded = Loaded::default();
         for tensor in &snapshot.resident {
             *loaded.of(tensor) += tensor.loaded_bytes();
@@ -87,10 +87,10 @@ impl<'a> Costs<'a> {
         let experts = snapshot.experts.iter().chain(mtp.iter().flat_map(|part| part.experts.iter()));
         let layers: Vec<&ExpertLayer> = experts.map(|(_, layer)| layer).collect();
         let count = layers.iter().map(|layer| layer.segments.len() as u64).sum();
-        Ok(Self {
+        Self {
             // A token's experts of one layer, and as many that are read ahead for the next.
             demand: demand(&layers, request.staging.unwrap_or(2 * spec.moe.top_k).max(2)),
-            io: request.io_workers as u64 * scratch_per_worker(snapshot) as u64,
+            io: request.io_workers as u64 * scratch_per_worker(snapshot, mtp.is_some()) as u64,
             recording: recording_bytes(snapshot.experts.iter().count(), snapshot.spec.moe.top_k),
             process: process_bytes(snapshot, count),
             token: Token::new(snapshot, &spec, request.kv_dtype),
@@ -98,29 +98,28 @@ impl<'a> Costs<'a> {
             select,
             floats: request.arith == Arith::Exact || !snapshot.experts_take_integers(),
             loaded,
+            mtp: mtp.is_some(),
             snapshot,
             request,
-        })
+        }
     }
 
     pub fn kv(&self, context: usize) -> u64 {
         let dtype = self.request.kv_dtype;
-        let decoder = KvCache::planned_bytes(&self.spec, context, dtype, self.select);
-        // The MTP layer attends like any other and selects nothing itself.
-        let mtp = (self.spec.kv_width() as u64).checked_mul(dtype.bytes() as u64);
-        let mtp = mtp.and_then(|row| row.checked_mul(context as u64)).filter(|_| self.request.mtp);
+        let parts = KvParts { index: self.select, mtp: self.mtp };
         // Half of all, so that sums of it do not wrap.
-        decoder.and_then(|kv| kv.checked_add(mtp.unwrap_or(0))).unwrap_or(u64::MAX / 2)
+        KvCache::planned_bytes(&self.spec, context, dtype, parts).unwrap_or(u64::MAX / 2)
     }
 
     pub fn work(&self, pass: Pass, context: usize, embedding: EmbeddingPlace) -> u64 {
         // Loading comes before the first pass, so its largest transient shares the passes' buffers.
-        let loading = Model::load_transient_bytes(self.snapshot, embedding);
+        let parts = LoadedParts { embedding, mtp: self.mtp };
+        let loading = Model::load_transient_bytes(self.snapshot, parts);
         self.buffers(pass, context).max(loading)
     }
 
     fn buffers(&self, pass: Pass, context: usize) -> u64 {
-        let size = PassSize { rows: pass.chunk, block: pass.block, floats: self.floats };
+        let size = PassSize { rows: pass.chunk, block: pass.block, floats: self.floats, mtp: self.mtp };
         Workspace::planned_bytes(&self.spec, size, context, self.request.threads)
     }
 
@@ -212,9 +211,16 @@ fn demand(layers: &[&ExpertLayer], staging: usize) -> SlotDemand {
 }
 
 /// Raw buffer that a reading thread may need, for experts quantised as they arrive.
-pub(crate) fn scratch_per_worker(snapshot: &Snapshot) -> usize {
+pub(crate) fn scratch_per_worker(snapshot: &Snapshot, mtp: bool) -> usize {
     let raw = |transform: &Arc<QuantiseExpert>| transform.raw_len();
-    snapshot.experts.iter().filter_map(|(_, layer)| layer.transform.as_ref().map(raw)).max().unwrap_or(0)
+    let drafting = snapshot.mtp_part.iter().filter(|_| mtp).flat_map(|part| part.experts.iter());
+    snapshot
+        .experts
+        .iter()
+        .chain(drafting)
+        .filter_map(|(_, layer)| layer.transform.as_ref().map(raw))
+        .max()
+        .unwrap_or(0)
 }
 
 fn process_bytes(snapshot: &Snapshot, experts: u64) -> u64 {

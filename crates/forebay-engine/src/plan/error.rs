@@ -65,12 +65,6 @@ pub enum PlanError {
         /// Positions the model was made for.
         maximum: usize,
     },
-    /// The MTP layer was to be planned and cannot be used.
-    #[error("the MTP layer cannot be planned, it is {detail}; leave out --mtp")]
-    Mtp {
-        /// The snapshot's words for it.
-        detail: String,
-    },
     /// The expert slots cannot be divided.
     #[error(transparent)]
     Slots(#[from] BudgetError),

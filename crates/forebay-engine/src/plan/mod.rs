@@ -55,7 +55,7 @@ pub struct PlanRequest {
     pub staging: Option<usize>,
     /// Where the embeddings are.
     pub embedding: Option<EmbeddingPlace>,
-    /// Plan the MTP layer too.
+    /// Plan the MTP layer too, if there is one that can draft.
     pub mtp: bool,
     /// What was measured of this machine; it changes the outlook only.
     pub rates: Rates,
@@ -223,7 +223,7 @@ impl Plan {
 /// Plans a run of `snapshot` on a machine with memory `memory`.
 pub fn plan(snapshot: &Snapshot, request: &PlanRequest, memory: &MemoryInfo) -> Result<Plan, PlanError> {
     let (budget, budget_from) = budget(request, memory);
-    let costs = Costs::new(snapshot, request)?;
+    let costs = Costs::new(snapshot, request);
     let maximum = snapshot.spec.max_context.unwrap_or(1 << 20);
     let context = match request.context {
         Some(wanted) if wanted == 0 || wanted > maximum => {

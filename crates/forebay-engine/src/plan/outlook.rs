@@ -5,7 +5,7 @@
 
 use forebay_io::Rates;
 use forebay_model::experts::ExpertLayer;
-use forebay_model::{EmbeddingPlace, KvDtype, ModelSpec, Snapshot};
+use forebay_model::{EmbeddingPlace, KvDtype, LoadedParts, ModelSpec, Snapshot};
 use forebay_tiers::expect::hit_rate;
 
 /// Cached tokens that the expectation is made for: a conversation of some length.
@@ -85,8 +85,9 @@ impl Token {
             let all: usize = reads.map(|read| read.len).sum();
             Routed { experts, read: all as f64 / experts.max(1) as f64, held: layer.slab_len as f64 }
         };
+        let decoder = LoadedParts { embedding: EmbeddingPlace::Disk, mtp: false };
         Self {
-            weights: snapshot.loaded(EmbeddingPlace::Disk).map(|tensor| tensor.loaded_bytes()).sum(),
+            weights: snapshot.loaded(decoder).map(|tensor| tensor.loaded_bytes()).sum(),
             layers: snapshot.experts.iter().map(|(_, layer)| routed(layer)).collect(),
             kv_bytes: kv_dtype.bytes(),
             spec: spec.clone(),

@@ -33,16 +33,20 @@ pub fn floats(value: &Value) -> Vec<f64> {
     serde_json::from_value(value.clone()).unwrap()
 }
 
-/// The engine as close to transformers in float32 as it gets, with room for the demo model's texts.
-pub fn open_as_transformers(dir: &Path) -> Engine {
-    let options = EngineOptions {
+/// As close to transformers in float32 as it gets, with room for the demo model's texts.
+pub fn transformers_options() -> EngineOptions {
+    EngineOptions {
         arith: Arith::Exact,
         kv_dtype: KvDtype::F32,
         low_rank_norm_eps: Some(TRANSFORMERS_LOW_RANK_EPS),
         context: Some(600),
         ..Default::default()
-    };
-    Engine::open(dir, options, &mut |_, _| {}).unwrap()
+    }
+}
+
+/// The engine with these options.
+pub fn open_as_transformers(dir: &Path) -> Engine {
+    Engine::open(dir, transformers_options(), &mut |_, _| {}).unwrap()
 }
 
 /// The logits after each of `tokens`, in a sequence of their own.

@@ -59,6 +59,8 @@ pub(crate) struct AttentionScratch {
     traced: Vec<u32>,
     /// The last full layer's selections.
     selections: Selections,
+    /// Position of the pass's first row.
+    start: usize,
 }
 
 /// Cosines and sines of a pass's positions, `[rows, rope / 2]` each.
@@ -101,9 +103,15 @@ struct PerThread {
 }
 
 impl AttentionScratch {
+    /// Position of the pass's first row.
+    pub(crate) fn start(&self) -> usize {
+        self.start
+    }
+
     /// Starts a pass of `rows` rows at the positions from `start` on.
     pub(crate) fn begin(&mut self, model: &Model, start: usize, rows: usize) {
         let keep = model.spec.indexer.map_or(0, |index| index.top_k.min(start + rows));
+        self.start = start;
         self.selections.begin(rows, keep);
         self.angles.fill(&model.rope, start..start + rows);
     }
@@ -141,7 +149,7 @@ impl AttentionScratch {
 }
 
 /// Attention of layer `layer` over the input-normed rows `x`, which are rows `block` of a pass,
-/// into `out`. The pass starts after the cache's positions.
+/// into `out`. The pass starts where `scratch` was told that it begins.
 #[allow(clippy::too_many_arguments)] // Eight independent pieces; a struct would only rename them.
 pub(crate) fn attention(
     ctx: Context<'_>,
@@ -156,8 +164,8 @@ pub(crate) fn attention(
     out: &mut [f32],
 ) {
     let spec = &ctx.model.spec;
-    let weights = &ctx.model.layers[layer].attention;
-    let start = kv.len() + block.start;
+    let weights = &ctx.model.layer(layer).attention;
+    let start = scratch.start + block.start;
     scratch.angles.first = block.start;
     scratch.selections.enter(block);
     project(ctx, weights, x, quantised, scratch);
@@ -194,6 +202,25 @@ fn project(
     ctx.linear(Role::QueryUp, &weights.q_b, &scratch.low_rank, quantised, &mut scratch.queries);
 }
 
+/// A layer's cache rows alone, for the input-normed rows `x` at the positions from `start` on.
+pub(crate) fn cache_rows(
+    ctx: Context<'_>,
+    layer: usize,
+    kv: &mut KvCache,
+    start: usize,
+    x: &[f32],
+    quantised: &mut Quantised,
+    scratch: &mut AttentionScratch,
+) {
+    let (a, weights) = (&ctx.model.spec.attention, &ctx.model.layer(layer).attention);
+    let rows = x.len() / ctx.model.spec.hidden;
+    scratch.begin(ctx.model, start, rows);
+    scratch.angles.first = 0;
+    resize(&mut scratch.latent_rope, rows * (a.kv_rank + a.rope));
+    ctx.linear(Role::KvDown, &weights.kv_a, x, quantised, &mut scratch.latent_rope);
+    cache_latents(ctx, layer, weights, kv, start, scratch);
+}
+
 /// Rotates the rope parts and writes the layer's new cache rows, all of them before any is read.
 fn rotate_and_cache(
     ctx: Context<'_>,
@@ -215,6 +242,20 @@ fn rotate_and_cache(
             angles.rotate(rope, row, rotated);
         }
     });
+    cache_latents(ctx, layer, weights, kv, start, scratch);
+}
+
+/// Writes the cache rows of `scratch.latent_rope`.
+fn cache_latents(
+    ctx: Context<'_>,
+    layer: usize,
+    weights: &AttentionWeights,
+    kv: &mut KvCache,
+    start: usize,
+    scratch: &mut AttentionScratch,
+) {
+    let (spec, rope) = (&ctx.model.spec, &ctx.model.rope);
+    let (a, angles) = (&spec.attention, &scratch.angles);
     resize(&mut scratch.latent, a.kv_rank);
     for (row, both) in scratch.latent_rope.chunks_exact_mut(a.kv_rank + a.rope).enumerate() {
         let (latent, rope_key) = both.split_at_mut(a.kv_rank);

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use forebay_core::{ByteSize, Format};
-use forebay_engine::{EngineOptions, IoOptions};
+use forebay_engine::draft::MAX_DEPTH;
+use forebay_engine::{Drafting, EngineOptions, IoOptions};
 use forebay_io::{Access, Backend};
 use forebay_kernels::Isa;
 use forebay_model::{Arith, EmbeddingPlace, KvDtype};
@@ -76,6 +77,28 @@ pub struct SizeArgs {
     /// results
     #[arg(long, value_name = "FORMAT", value_parser = integer_format)]
     pub quantize: Option<Format>,
+}
+
+/// Whether tokens are drafted.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Model and machine")]
+pub struct DraftArgs {
+    /// Tokens to draft and then verify in one pass, 1 to 8, auto or off: by the model's MTP layer if it has one, else
+    /// looked up in the text so far; auto drafts as many as measurements say is fastest
+    ///
+    /// Answers stay the same, token for token. It pays where drafts are mostly right and most experts are in memory:
+    /// every row of a pass may want other experts from the disk.
+    #[arg(long, value_name = "N", default_value = "off", value_parser = drafting)]
+    pub draft: Drafting,
+}
+
+fn drafting(text: &str) -> Result<Drafting, String> {
+    match (text, text.parse()) {
+        ("off" | "0", _) => Ok(Drafting::Off),
+        ("auto", _) => Ok(Drafting::Auto),
+        (_, Ok(depth)) if (1..=MAX_DEPTH).contains(&depth) => Ok(Drafting::Depth(depth)),
+        _ => Err(format!("use auto, off, or a number from 1 to {MAX_DEPTH}")),
+    }
 }
 
 /// How numbers are computed.

@@ -49,7 +49,7 @@ pub fn run(args: &ChatArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
     let roots = load::roots(&dir, &args.engine.disk.mirror);
     let mut recordings = Recordings::create(&args.files, &roots, &[])?;
-    let model = Loaded::open(dir, None, text, &args.engine)?;
+    let model = Loaded::open(dir, None, text, args.options(), &args.engine.disk)?;
     let seed = args.answer.seed.map(|seed| ("seed", seed.to_string()));
     recordings.begin(&model.dir, &model.engine, &Vec::from_iter(seed))?;
     let session = Session::new(&model.engine);
@@ -97,6 +97,7 @@ impl Totals {
         self.stats.prefill += stats.prefill;
         self.stats.decode += stats.decode;
         self.stats.decode_passes += stats.decode_passes;
+        self.stats.drafts.join(&stats.drafts);
     }
 }
 

@@ -44,7 +44,7 @@ pub fn look(dir: &Path, mut options: EngineOptions, what_if: WhatIf) -> Result<L
 /// Runs the verb.
 pub fn run(args: &PlanArgs) -> Result<(), Failure> {
     let dir = settings::model_dir(args.folder.named())?;
-    let what_if = WhatIf { machine: args.machine_memory, mtp: args.mtp };
+    let what_if = WhatIf { machine: args.machine_memory };
     let look = look(&dir, args.options(), what_if)?;
     let assumed = args.machine_memory.is_some();
     let warnings = warnings(&look.found, &look.options, assumed);
@@ -113,7 +113,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         forebay_testkit::toy::write(dir.path()).unwrap();
         let options = EngineOptions { context: Some(64), ..EngineOptions::default() };
-        let what_if = WhatIf { machine: Some(ByteSize(24_000_000_000)), mtp: false };
+        let what_if = WhatIf { machine: Some(ByteSize(24_000_000_000)) };
         let Ok(Look { mut found, .. }) = look(dir.path(), options, what_if) else { panic!() };
         assert_eq!(warnings(&found, &options, true), Vec::<String>::new());
         found.memory = MemoryInfo {

@@ -115,6 +115,35 @@ fn an_answer_keeps_to_the_plan() {
     within(peak, planned, "run");
 }
 
+/// Twelve combinations of budget, context, drafting, sparse attention and threads, generating.
+#[test]
+fn drafting_keeps_to_the_plan() {
+    if !told() {
+        return;
+    }
+    let without = dense();
+    for (context, threads) in [("128", "2"), ("700", "1")] {
+        for (dir, depths) in [(demo(), ["0", "3"]), (without.path().to_owned(), ["1", "8"])] {
+            for depth in depths {
+                let free = ["--context", context, "--threads", threads, "--chunk", "64", "--draft", depth];
+                let least = number(&plan(&dir, &free)["minimum"]);
+                for budget in [least, least + 6_000_000] {
+                    let memory = budget.to_string();
+                    let options = [&free[..], &["--memory", &memory]].concat();
+                    let found = plan(&dir, &options);
+                    assert_eq!(number(&found["mtp"]) > 0, depth != "0");
+                    let ask = ["run", "Say something.", "--max-tokens", "40", "--temperature", "0", "--json"];
+                    let ask = [&ask[..], &["--model", arg(&dir)], &options[..]].concat();
+                    let (done, peak) = measured(&ask);
+                    let drafts = &done.ok().json()["timings"]["drafts"];
+                    assert_eq!(number(&drafts["verified"]) > 0, depth != "0");
+                    within(peak, number(&found["total"]), &format!("{} with {options:?}", dir.display()));
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn a_prompt_that_cannot_fit_costs_no_memory() {
     if !told() {

@@ -45,7 +45,7 @@ fn glm_on_24_gb_is_planned_from_its_headers() {
     ] {
         assert!(text.contains(part), "{part} is missing: {text}");
     }
-    let mtp = forebay(&[&machine[..], &["--mtp", "--json"]].concat()).ok().json();
+    let mtp = forebay(&[&machine[..], &["--draft", "3", "--json"]].concat()).ok().json();
     // One slot in each of 76 layers, with the two pages that a direct read brings beside an expert.
     let row = 1_456_439_296 + 76 * 8192;
     assert_eq!((&mtp["plan"]["mtp"], &mtp["plan"]["slot_row"]), (&json!(284_972_288), &json!(row)));
@@ -76,7 +76,7 @@ fn a_machine_that_is_too_small_is_told_what_would_do() {
     assert!(reason.contains("needs at least") && reason.contains("--memory"), "{reason}");
     let text = forebay(&["plan", arg(dir.path()), "--memory", "1M"]);
     assert!(text.code == 4 && text.stdout.contains("it does not run"), "{text:#?}");
-    forebay(&["plan", arg(dir.path()), "--mtp"]).ok();
+    forebay(&["plan", arg(dir.path()), "--draft", "1"]).ok();
     forebay(&["plan", "/no/such/folder"]).fails(3, &["/no/such/folder"]);
 }
 
