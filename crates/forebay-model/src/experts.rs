@@ -10,8 +10,7 @@ use forebay_kernels::Weights;
 use forebay_store::catalog::Catalog;
 use forebay_store::layout::{self, LayoutError, WeightLayout};
 use forebay_store::native::Native;
-use forebay_store::native::header::Layout;
-use forebay_store::record::{ExpertRecord, Part, RecordError};
+use forebay_store::record::{Codes, ExpertRecord, Part, RecordError};
 
 use crate::families::glm;
 use crate::families::roles::Role;
@@ -79,7 +78,7 @@ impl ExpertLayer {
 
 fn part_view<'a>(part: &Part, bytes: &'a [u8]) -> Weights<'a> {
     let codes = &bytes[part.codes.clone()];
-    if part.layout == Layout::Panels {
+    if part.layout == Codes::Panels {
         let shape = PanelShape::new(part.format, part.rows, part.cols);
         let view = shape.and_then(|shape| PanelView::new(shape, codes).ok());
         return view.expect("the header of the container was checked").into();
@@ -236,7 +235,7 @@ fn quantised_layer(
             }
         }
     }
-    let raw = lay_out(first.each_ref().map(|l| (l.format, l.rows, l.cols, Layout::Rows)));
+    let raw = lay_out(first.each_ref().map(|l| (l.format, l.rows, l.cols, Codes::Rows)));
     let quantised = lay_out(raw.0.each_ref().map(|part| becomes(part, format)));
     let segments = layouts.iter().map(|three| raw_segments(three, &raw.0)).collect();
     let all_integer = quantised.0.iter().all(|part| part.format.is_integer());
@@ -271,15 +270,15 @@ fn quantised_records(
 }
 
 /// What a matrix is after quantising: as it was, or new rows.
-fn becomes(part: &Part, wanted: Format) -> (Format, usize, usize, Layout) {
+fn becomes(part: &Part, wanted: Format) -> (Format, usize, usize, Codes) {
     let format = Role::RoutedExpert.quantised(part.format, wanted);
-    let layout = if format == part.format { part.layout } else { Layout::Rows };
+    let layout = if format == part.format { part.layout } else { Codes::Rows };
     (format, part.rows, part.cols, layout)
 }
 
 /// Places three matrices (gate, up, down) in a buffer: codes in the order down, gate, up,
 /// then their scales; also the buffer's length. The sizes were checked with the files.
-fn lay_out(matrices: [(Format, usize, usize, Layout); 3]) -> ([Part; 3], usize) {
+fn lay_out(matrices: [(Format, usize, usize, Codes); 3]) -> ([Part; 3], usize) {
     let mut at = 0usize;
     let mut parts = matrices.map(|(format, rows, cols, layout)| Part {
         format,
@@ -292,8 +291,8 @@ fn lay_out(matrices: [(Format, usize, usize, Layout); 3]) -> ([Part; 3], usize) 
     for role in [2, 0, 1] {
         let part = &mut parts[role];
         let len = match part.layout {
-            Layout::Rows => part.format.payload_bytes(part.rows, part.cols).unwrap_or(0),
-            Layout::Panels => {
+            Codes::Rows => part.format.payload_bytes(part.rows, part.cols).unwrap_or(0),
+            Codes::Panels | Codes::Coded => {
                 PanelShape::new(part.format, part.rows, part.cols).map_or(0, |shape| shape.bytes())
             }
         };
@@ -304,8 +303,8 @@ fn lay_out(matrices: [(Format, usize, usize, Layout); 3]) -> ([Part; 3], usize) 
     for role in [2, 0, 1] {
         let part = &mut parts[role];
         let len = match part.layout {
-            Layout::Rows => 4 * part.format.scale_count(part.rows, part.cols).unwrap_or(0),
-            Layout::Panels => 0,
+            Codes::Rows => 4 * part.format.scale_count(part.rows, part.cols).unwrap_or(0),
+            Codes::Panels | Codes::Coded => 0,
         };
         part.scales = at..at + len;
         at += len;

@@ -283,7 +283,7 @@ impl Writer<'_> {
         let tensors = self.out.tensors.iter().enumerate();
         let numbers: std::collections::HashMap<From, usize> = tensors.map(|(at, t)| (t.from, at)).collect();
         let take_apart = |&expert: &usize| {
-            let Record { offset, len, crc, kind } = layer.records[expert];
+            let Record { offset, len, crc, kind, .. } = layer.records[expert];
             let mut record = vec![0; len as usize];
             read_exact_at(&*shard.file, &shard.path, &mut record, offset)?;
             compare(shard, Checked { offset, len, crc }, crc32c::crc32c(&record))?;
