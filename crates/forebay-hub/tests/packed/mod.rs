@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_core::{CancelToken, Format};
 use forebay_engine::{Engine, EngineOptions, Session};
-use forebay_hub::pack::{self, PackError, PackOptions, Packed};
+use forebay_hub::pack::{self, Codes, PackError, PackOptions, Packed};
 use forebay_hub::synth::{self, Dims, SynthSpec, TextFiles};
 use forebay_store::catalog::Catalog;
 
@@ -38,11 +38,17 @@ pub fn demo() -> PathBuf {
 }
 
 pub fn options(cancel: &CancelToken) -> PackOptions<'_> {
-    PackOptions { threads: 2, margin: 0, cancel }
+    PackOptions { threads: 2, codes: Codes::Raw, margin: 0, cancel }
 }
 
 pub fn pack(source: &Path, dir: &Path) -> Result<Packed, PackError> {
     pack::pack(source, dir, options(&CancelToken::new()), &mut |_, _| {})
+}
+
+/// Packs with every expert coded that becomes smaller.
+pub fn pack_coded(source: &Path, dir: &Path) -> Result<Packed, PackError> {
+    let cancel = CancelToken::new();
+    pack::pack(source, dir, PackOptions { codes: Codes::Coded, ..options(&cancel) }, &mut |_, _| {})
 }
 
 pub fn unpack(source: &Path, dir: &Path) -> Result<Packed, PackError> {
