@@ -9,12 +9,13 @@ use forebay_core::{ByteSize, CancelToken, Format};
 use forebay_engine::{EngineOptions, IoOptions, inspect};
 use forebay_hub::pack::{self as packer, Codes, PackError};
 use forebay_io::{Access, Backend};
-use forebay_model::{Arith, Capability, EmbeddingPlace, Snapshot, SnapshotOptions};
+use forebay_model::{Arith, Capability, EmbeddingPlace, SlotCodes, Snapshot, SnapshotOptions};
 use forebay_store::native::header::Layout;
 use forebay_store::native::{HEADER_NAME, Native};
 use forebay_testkit::toy;
 use packed::{
-    demo, files, logits, open, options, pack, pack_coded, small, tensors, unpack, verify_native, write_synth,
+    codable, demo, files, logits, open, options, pack, pack_coded, small, tensors, unpack, verify_native,
+    write_synth,
 };
 use tempfile::TempDir;
 
@@ -38,9 +39,13 @@ fn there_and_back(source: &Path) -> TempDir {
 
 /// The same bits from both, streaming and not, in both arithmetics.
 fn same_bits(source: &Path, packed: &Path, quantise: Option<Format>) {
+    same_bits_held(source, packed, quantise, None);
+}
+
+fn same_bits_held(source: &Path, packed: &Path, quantise: Option<Format>, expert_slots: Option<SlotCodes>) {
     for arith in [Arith::Int8, Arith::Exact] {
-        let base =
-            EngineOptions { arith, quantise, context: Some(64), threads: Some(1), ..Default::default() };
+        let (context, threads) = (Some(64), Some(1));
+        let base = EngineOptions { arith, quantise, context, threads, expert_slots, ..Default::default() };
         let want = logits(&mut open(source, base).unwrap()).unwrap();
         let minimum = inspect(packed, &base).unwrap().plan.unwrap().minimum;
         for (memory, embedding) in
@@ -48,7 +53,10 @@ fn same_bits(source: &Path, packed: &Path, quantise: Option<Format>) {
         {
             let mut engine =
                 open(packed, EngineOptions { memory, embedding: Some(embedding), ..base }).unwrap();
-            assert!(logits(&mut engine).unwrap() == want, "{arith} {embedding} {quantise:?}");
+            assert!(
+                logits(&mut engine).unwrap() == want,
+                "{arith} {embedding} {quantise:?} {expert_slots:?}"
+            );
             let counters = engine.counters();
             assert!(counters.loads > 0 && counters.checked_bytes == counters.bytes, "{counters:?}");
         }
@@ -275,12 +283,12 @@ fn coded_and_back(source: &Path) -> (packer::Packed, TempDir) {
 
 #[test]
 fn coded_experts_come_back_byte_for_byte_and_are_smaller() {
-    for (format, least) in [("int4-row", 0.9), ("int4-g64", 0.92), ("int4-g32", 0.95), ("int4-g48", 0.99)] {
+    for (format, least) in [("int4-row", 0.8), ("int4-g64", 0.85), ("int4-g32", 0.85), ("int4-g48", 0.95)] {
         let source = TempDir::new().unwrap();
-        write_synth(source.path(), &small(format.parse().unwrap()));
+        write_synth(source.path(), &codable(format));
         let (done, dir) = coded_and_back(source.path());
         // The MTP layer's experts are int8.
-        assert_eq!((done.experts.all, done.experts.coded), (36, 24), "{format}");
+        assert_eq!((done.experts.all, done.experts.coded), (24, 16), "{format}");
         let header = Native::read_header(dir.path()).unwrap();
         let mut bytes = (0, 0);
         for layer in &header.layers[..2] {
@@ -294,6 +302,9 @@ fn coded_experts_come_back_byte_for_byte_and_are_smaller() {
         let index_scales =
             header.layers[0].records.iter().filter_map(|r| r.coded).filter(|c| c.index_scales).count();
         assert_eq!(index_scales > 0, matches!(format, "int4-g64" | "int4-g32"), "{format}: {index_scales}");
+        for slots in SlotCodes::ALL {
+            same_bits_held(source.path(), dir.path(), None, Some(slots));
+        }
         let raw = TempDir::new().unwrap();
         let raw_bytes = pack(source.path(), raw.path()).unwrap();
         assert_eq!(done.total + done.experts.raw_bytes, raw_bytes.total + done.experts.bytes);
@@ -334,7 +345,7 @@ fn only_int4_is_coded() {
 #[test]
 fn coded_and_raw_are_not_mixed_up() {
     let source = TempDir::new().unwrap();
-    write_synth(source.path(), &small(Format::Int4Row));
+    write_synth(source.path(), &codable("int4-row"));
     let (coded, raw) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     pack(source.path(), raw.path()).unwrap();
     pack_coded(source.path(), coded.path()).unwrap();
@@ -349,7 +360,7 @@ fn coded_and_raw_are_not_mixed_up() {
         assert!(verify_native(dir.path(), true).is_empty());
     }
     let again = pack_coded(source.path(), coded.path()).unwrap();
-    assert_eq!((again.files, again.kept, again.experts.coded), (0, 4, 24));
+    assert_eq!((again.files, again.kept, again.experts.coded), (0, 4, 16));
     // Half of one is no half of the other.
     let half = TempDir::new().unwrap();
     let cancel = CancelToken::new();
@@ -362,7 +373,7 @@ fn coded_and_raw_are_not_mixed_up() {
 #[test]
 fn coding_is_resumed_with_the_lengths_that_were_found() {
     let source = TempDir::new().unwrap();
-    write_synth(source.path(), &small("int4-g64".parse().unwrap()));
+    write_synth(source.path(), &codable("int4-g64"));
     let whole = TempDir::new().unwrap();
     pack_coded(source.path(), whole.path()).unwrap();
     let want = files(whole.path());
@@ -395,7 +406,7 @@ fn coding_is_resumed_with_the_lengths_that_were_found() {
     }
     // What somebody changed in the list of what is finished is written again.
     for (from, to) in [
-        ("[8192,", "[4096,"),
+        ("4096", "8192"),
         ("\"records\":[[", "\"records\":[[1,"),
         ("true", "7"),
         ("\"records\"", "\"other\""),
@@ -413,7 +424,7 @@ fn coding_is_resumed_with_the_lengths_that_were_found() {
         let text = fs::read_to_string(&path).unwrap();
         fs::write(&path, text.replace(from, to)).unwrap();
         pack_coded(source.path(), dir.path()).unwrap();
-        assert!(files(dir.path()) == want, "{from} {to} in {text}");
+        assert!(text.contains(from) && files(dir.path()) == want, "{from} {to} in {text}");
     }
 }
 

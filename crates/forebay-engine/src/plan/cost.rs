@@ -1,9 +1,7 @@
 //! What each consumer of memory takes.
 
-use std::sync::Arc;
-
-use forebay_io::{Transform, slot_bytes};
-use forebay_model::experts::{ExpertLayer, QuantiseExpert};
+use forebay_io::slot_bytes;
+use forebay_model::experts::{ExpertLayer, SlotCodes};
 use forebay_model::families::roles::Role;
 use forebay_model::snapshot::ResidentTensor;
 use forebay_model::{Arith, EmbeddingPlace, KvCache, Model, ModelSpec, PassSize, Snapshot, Workspace};
@@ -69,7 +67,11 @@ pub(super) struct Costs<'a> {
 }
 
 impl<'a> Costs<'a> {
-    pub fn new(snapshot: &'a Snapshot, request: &'a PlanRequest) -> Result<Self, PlanError> {
+    pub fn new(
+        snapshot: &'a Snapshot,
+        request: &'a PlanRequest,
+        slots: SlotCodes,
+    ) -> Result<Self, PlanError> {
         let mtp = match (&snapshot.mtp_part, request.mtp) {
             (_, false) => None,
             (Some(part), true) => Some(part),
@@ -88,10 +90,10 @@ impl<'a> Costs<'a> {
         let count = layers.iter().map(|layer| layer.segments.len() as u64).sum();
         Ok(Self {
             // A token's experts of one layer, and as many that are read ahead for the next.
-            demand: demand(&layers, request.staging.unwrap_or(2 * spec.moe.top_k).max(2)),
-            io: request.io_workers as u64 * scratch_per_worker(snapshot) as u64,
+            demand: demand(&layers, slots, request.staging.unwrap_or(2 * spec.moe.top_k).max(2)),
+            io: request.io_workers as u64 * scratch_per_worker(snapshot, slots) as u64,
             process: process_bytes(snapshot, count),
-            token: Token::new(snapshot, &spec, request.kv_dtype),
+            token: Token::new(snapshot, &spec, request, slots),
             spec,
             select,
             floats: request.arith == Arith::Exact || !snapshot.experts_take_integers(),
@@ -175,8 +177,8 @@ impl Loaded {
 }
 
 /// Slab classes by size, and which class each sparse layer uses.
-fn demand(layers: &[&ExpertLayer], staging: usize) -> SlotDemand {
-    let mut sizes: Vec<usize> = layers.iter().map(|layer| slot_bytes(layer.slab_len)).collect();
+fn demand(layers: &[&ExpertLayer], slots: SlotCodes, staging: usize) -> SlotDemand {
+    let mut sizes: Vec<usize> = layers.iter().map(|layer| slot_bytes(layer.slab_len(slots))).collect();
     sizes.sort_unstable();
     // Sizes within a percent of a larger one share its class: padding is cheaper than staging slabs.
     let mut classes: Vec<ClassDemand> = Vec::new();
@@ -188,15 +190,14 @@ fn demand(layers: &[&ExpertLayer], staging: usize) -> SlotDemand {
     let class_of = |slab_len| classes.iter().rposition(|c| c.slab_bytes >= slab_len).unwrap_or(0);
     let layers = layers
         .iter()
-        .map(|layer| LayerDemand { class: class_of(layer.slab_len), experts: layer.segments.len() })
+        .map(|layer| LayerDemand { class: class_of(layer.slab_len(slots)), experts: layer.segments.len() })
         .collect();
     SlotDemand { classes, layers }
 }
 
-/// Raw buffer that a reading thread may need, for experts quantised as they arrive.
-pub(crate) fn scratch_per_worker(snapshot: &Snapshot) -> usize {
-    let raw = |transform: &Arc<QuantiseExpert>| transform.raw_len();
-    snapshot.experts.iter().filter_map(|(_, layer)| layer.transform.as_ref().map(raw)).max().unwrap_or(0)
+/// Raw buffer that a reading thread may need, for experts quantised or decoded as they arrive.
+pub(crate) fn scratch_per_worker(snapshot: &Snapshot, slots: SlotCodes) -> usize {
+    snapshot.experts.iter().map(|(_, layer)| layer.raw_len(slots)).max().unwrap_or(0)
 }
 
 fn process_bytes(snapshot: &Snapshot, experts: u64) -> u64 {

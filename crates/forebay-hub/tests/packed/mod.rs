@@ -26,6 +26,13 @@ pub fn small(format: Format) -> SynthSpec {
     SynthSpec { dims, dense: 1, moe: 2, format, mtp: true, dsa: true, seed: 7, shard_bytes: 300_000 }
 }
 
+/// The same with eight experts a layer that are large enough to become smaller when they are coded.
+pub fn codable(format: &str) -> SynthSpec {
+    let small = small(format.parse().unwrap());
+    let dims = Dims { hidden: 384, dense_width: 256, expert_width: 256, experts: 8, ..small.dims };
+    SynthSpec { dims, shard_bytes: 1_000_000, ..small }
+}
+
 pub fn write_synth(dir: &Path, spec: &SynthSpec) {
     let files = vec![("tokenizer.json".to_owned(), b"{}".to_vec())];
     let text = TextFiles { files, tokens: 300, stop_ids: vec![290] };
