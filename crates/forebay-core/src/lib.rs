@@ -7,6 +7,7 @@
 
 pub mod bytes;
 pub mod cancel;
+pub mod coded;
 pub mod float;
 pub mod format;
 pub mod ids;
@@ -18,6 +19,7 @@ pub mod view;
 
 pub use bytes::ByteSize;
 pub use cancel::CancelToken;
+pub use coded::{CodedError, CodedView};
 pub use format::{Format, GroupSize};
 pub use ids::ExpertKey;
 pub use panel::{PanelError, PanelShape, PanelView};

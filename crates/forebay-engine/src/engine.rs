@@ -7,12 +7,12 @@ use forebay_core::{ByteSize, Format};
 use forebay_io::probe::Way;
 use forebay_io::{
     Access, Arena, ArenaError, Backend, MemoryInfo, MirrorError, Reader, ReaderConfig, Roots, Shard,
-    StartError, Transform, open_files,
+    StartError, open_files,
 };
 use forebay_kernels::{Isa, IsaUnavailable, Kernels, Team};
 use forebay_model::{
     Arith, Capability, Context, EmbeddingPlace, ExpertTable, KvCache, KvDtype, KvParts, LoadedParts, Model,
-    ModelSpec, Phase, Snapshot, SnapshotError, SnapshotOptions, WeightError, Work,
+    ModelSpec, Phase, SlotCodes, Snapshot, SnapshotError, SnapshotOptions, WeightError, Work,
 };
 use forebay_tiers::{
     ConfigError, Counters, ExpertStore, LayerExperts, LookAhead, Machine, Policy, StoreConfig, ThisMachine,
@@ -96,7 +96,10 @@ pub struct EngineOptions {
     pub dense_attention: bool,
     /// Where the embeddings are; `None` takes what is better here. Never changes a bit.
     pub embedding: Option<EmbeddingPlace>,
-    /// What was measured of this machine; it changes what is expected, never what is done.
+    /// What the slots of coded experts hold; `None` takes what is expected to be faster. Never changes a bit.
+    pub expert_slots: Option<SlotCodes>,
+    /// What was measured of this machine; it changes what is expected and, by that, what
+    /// [`expert_slots`](Self::expert_slots) does not say.
     pub rates: Rates,
     /// Whether tokens are drafted and then verified. Changes no bit of what is generated greedily.
     pub drafting: Drafting,
@@ -130,6 +133,10 @@ impl EngineOptions {
         snapshot.mtp_part.is_some() && self.drafting != Drafting::Off
     }
 
+    fn kernels(&self) -> Result<Kernels, IsaUnavailable> {
+        self.isa.map_or(Ok(Kernels::detect()), Kernels::with_isa)
+    }
+
     fn plan_request(&self, snapshot: &Snapshot) -> PlanRequest {
         PlanRequest {
             memory: self.memory,
@@ -143,6 +150,9 @@ impl EngineOptions {
             staging: None,
             embedding: self.embedding,
             mtp: self.uses_mtp(snapshot),
+            expert_slots: self.expert_slots,
+            // An instruction set that is not there is refused elsewhere.
+            decodes_fast: self.kernels().is_ok_and(Kernels::decodes_fast),
             rates: self.rates,
         }
     }
@@ -322,9 +332,10 @@ impl Engine {
         progress: &mut dyn FnMut(u64, u64),
         files: &mut dyn FnMut(Vec<Shard>, Access) -> Result<Roots, MirrorError>,
     ) -> Result<Self, OpenError> {
-        let kernels = options.isa.map_or(Ok(Kernels::detect()), Kernels::with_isa)?;
+        let kernels = options.kernels()?;
         let memory = MemoryInfo::read();
         let plan = plan::plan(&snapshot, &options.plan_request(&snapshot), &memory)?;
+        snapshot.experts.slots = plan.expert_slots();
         reserve(plan.kv.saturating_add(plan.work))?;
         let paths: Vec<_> = snapshot.catalog.shards().iter().map(|shard| &shard.path).collect();
         let mut way = options.way(&plan);
@@ -340,7 +351,7 @@ impl Engine {
         let threads = options.threads();
         let team = Team::new(threads).map_err(|cause| OpenError::Threads { threads, cause })?;
         let roots = files(opened.shards, way.access)?;
-        let config = options.io.reader(way, plan::scratch_per_worker(&snapshot, parts.mtp));
+        let config = options.io.reader(way, plan::scratch_per_worker(&snapshot, plan.expert_slots(), parts.mtp));
         if let Some(part) = snapshot.mtp_part.take_if(|_| parts.mtp) {
             snapshot.experts.join(part.experts);
         }
@@ -348,8 +359,11 @@ impl Engine {
         way = Way { backend: reader.backend(), depth: reader.workers(), ..way };
         notes.extend_from_slice(reader.notes());
         let arena = Arena::new(&plan.slots.slabs)?;
-        let store =
-            ExpertStore::new(store_config(&snapshot.experts, &plan, &memory, &options), &arena, reader)?;
+        let store = ExpertStore::new(
+            store_config(&snapshot.experts, &plan, &memory, &options, kernels),
+            &arena,
+            reader,
+        )?;
         Ok(Self {
             model,
             table: snapshot.experts,
@@ -391,7 +405,8 @@ impl Engine {
 
     /// The weights that one token goes through, by phase (indexed as [`Phase::ALL`]).
     pub fn work(&self) -> [Work; Phase::ALL.len()] {
-        self.model.work(&|layer| self.table.layer(layer).map_or(0, |experts| experts.slab_len as u64))
+        let slots = self.table.slots;
+        self.model.work(&|layer| self.table.layer(layer).map_or(0, |experts| experts.slab_len(slots) as u64))
     }
 
     /// The instruction set's arithmetic.
@@ -516,20 +531,20 @@ fn store_config(
     plan: &Plan,
     memory: &MemoryInfo,
     options: &EngineOptions,
+    kernels: Kernels,
 ) -> StoreConfig {
     let demands = plan.demand.layers.iter().zip(&plan.slots.quotas);
     let layers: BTreeMap<u32, LayerExperts> = table
         .iter()
         .zip(demands)
         .map(|((layer, experts), (demand, &quota))| {
-            let transform = experts.transform.clone().map(|t| t as std::sync::Arc<dyn Transform>);
             let entry = LayerExperts {
                 class: demand.class,
                 quota,
-                slab_len: experts.slab_len,
+                slab_len: experts.slab_len(table.slots),
                 experts: experts.segments.clone(),
                 checks: experts.checks.clone(),
-                transform,
+                transforms: experts.transforms(table.slots, kernels),
             };
             (layer as u32, entry)
         })

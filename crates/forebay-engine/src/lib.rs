@@ -20,7 +20,8 @@ pub mod session;
 pub use draft::{DraftStats, Drafting};
 pub use engine::{Engine, EngineOptions, Inspection, IoOptions, OpenError, WhatIf, inspect, inspect_for};
 pub use plan::{
-    Bound, BudgetFrom, Consumer, Expectation, ModelFacts, Outlook, Plan, PlanError, PlanRequest, Rates, plan,
+    Bound, BudgetFrom, Consumer, Decoder, Expectation, ModelFacts, Outlook, Plan, PlanError, PlanRequest,
+    Rates, SlotChoice, plan,
 };
 pub use routes::RouteRecorder;
 pub use sample::{SampleError, Sampler, Sampling};

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_core::{ByteSize, CancelToken};
 use forebay_engine::{Engine, EngineOptions, IoOptions, Session, inspect};
-use forebay_hub::pack::PackOptions;
+use forebay_hub::pack::{Codes, PackOptions};
 use forebay_io::{Access, Backend};
 use forebay_kernels::Isa;
 use forebay_model::{Arith, KvDtype};
@@ -177,7 +177,7 @@ fn every_combination_gives_the_same_bits_in_exact() {
 fn the_packed_model_gives_the_bits_of_the_other_one() {
     let (dir, packed) = (toy_dir(), tempfile::tempdir().unwrap());
     let cancel = CancelToken::new();
-    let options = PackOptions { threads: 2, margin: 0, cancel: &cancel };
+    let options = PackOptions { threads: 2, codes: Codes::Raw, margin: 0, cancel: &cancel };
     forebay_hub::pack::pack(dir.path(), packed.path(), options, &mut |_, _| {}).unwrap();
     for arith in [Arith::Int8, Arith::Exact] {
         let base = EngineOptions { arith, ..Default::default() };

@@ -39,6 +39,8 @@ fn request() -> PlanRequest {
         staging: None,
         embedding: None,
         mtp: false,
+        expert_slots: None,
+        decodes_fast: true,
         rates: Rates::default(),
     }
 }
@@ -163,7 +165,7 @@ fn everything_fits_exactly_where_the_plan_says_so() {
 /// By hand: X = 11.349 GB per token; 6 slots hit .192, 12 would .306.
 #[test]
 fn the_outlook_follows_the_published_table() {
-    let rates = Rates { disk: Some(7e9), memory: Some(90e9) };
+    let rates = Rates { disk: Some(7e9), memory: Some(90e9), decode: None };
     let plan = on(24 * GB, &PlanRequest { rates, ..request() }).unwrap();
     let now = plan.outlook.now;
     assert!((0.19..0.24).contains(&now.hit_rate), "{now:?}");

@@ -9,10 +9,19 @@ use std::path::Path;
 use forebay_core::{ByteSize, Format};
 use forebay_engine::{Engine, EngineOptions, inspect};
 use forebay_hub::pack::Problem;
-use forebay_model::EmbeddingPlace;
-use forebay_store::native::HEADER_NAME;
-use packed::{files, logits, open, pack, small, verify_native, write_synth};
+use forebay_model::{EmbeddingPlace, SlotCodes};
+use forebay_store::native::{HEADER_NAME, Native};
+use packed::{codable, files, logits, open, pack, pack_coded, small, unpack, verify_native, write_synth};
 use tempfile::TempDir;
+
+/// A packed model whose experts are coded, and its source.
+fn coded() -> (TempDir, TempDir) {
+    let (source, dir) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    write_synth(source.path(), &codable("int4-g64"));
+    let done = pack_coded(source.path(), dir.path()).unwrap();
+    assert_eq!(done.experts.coded, 16);
+    (source, dir)
+}
 
 /// A packed model, and its source.
 fn packed() -> (TempDir, TempDir) {
@@ -38,8 +47,15 @@ fn streaming(dir: &Path) -> EngineOptions {
 
 #[test]
 fn verify_finds_every_flipped_byte() {
-    let (_source, dir) = packed();
-    let dir = dir.path();
+    finds_every_flipped_byte(packed().1.path());
+}
+
+#[test]
+fn verify_finds_every_flipped_byte_of_coded_experts() {
+    finds_every_flipped_byte(coded().1.path());
+}
+
+fn finds_every_flipped_byte(dir: &Path) {
     assert!(verify_native(dir, true).is_empty());
     for (name, bytes) in files(dir) {
         // Every byte of the header, and some hundred all over each other file.
@@ -82,8 +98,65 @@ fn verify_tells_what_is_wrong() {
 #[test]
 fn a_wrong_byte_is_an_error_or_makes_no_difference() {
     let (_source, dir) = packed();
+    is_an_error_or_makes_no_difference(dir.path(), streaming(dir.path()));
+}
+
+#[test]
+fn a_wrong_byte_of_a_coded_expert_is_an_error_or_makes_no_difference() {
+    let (_source, dir) = coded();
+    let base = EngineOptions { embedding: Some(EmbeddingPlace::Disk), ..Default::default() };
+    for slots in SlotCodes::ALL {
+        let expert_slots = Some(slots);
+        let base = EngineOptions { context: Some(64), threads: Some(1), expert_slots, ..base };
+        let minimum = inspect(dir.path(), &base).unwrap().plan.unwrap().minimum;
+        let options = EngineOptions { memory: Some(ByteSize(minimum)), ..base };
+        is_an_error_or_makes_no_difference(dir.path(), options);
+    }
+}
+
+/// A writer of hostile files writes the checksums of hostile bytes too: these fail the request that meets them.
+#[test]
+fn hostile_codes_with_the_right_checksum_fail_their_request() {
+    let (_source, dir) = coded();
     let dir = dir.path();
-    let options = streaming(dir);
+    let header = fs::read(dir.join(HEADER_NAME)).unwrap();
+    let whole = fs::read(dir.join("experts-001.fbw")).unwrap();
+    let base = EngineOptions { context: Some(64), threads: Some(1), ..Default::default() };
+    let want = logits(&mut open(dir, base).unwrap()).unwrap();
+    // What a coded matrix says first: frequencies, its length; then somewhere in its scales and streams.
+    for (place, must_fail) in
+        [(0usize, true), (16, true), (19, true), (100, false), (3000, false), (20_000, false)]
+    {
+        let mut bytes = whole.clone();
+        let mut changed = Native::read_header(dir).unwrap();
+        let layer = changed.layers.iter_mut().find(|layer| layer.layer == 1).unwrap();
+        for record in &mut layer.records {
+            let record_bytes = &mut bytes[record.offset as usize..(record.offset + record.len) as usize];
+            record_bytes[place] ^= 0x41;
+            record.crc = crc32c::crc32c(record_bytes);
+        }
+        fs::write(dir.join("experts-001.fbw"), &bytes).unwrap();
+        fs::write(dir.join(HEADER_NAME), changed.to_bytes()).unwrap();
+        for slots in SlotCodes::ALL {
+            let mut engine = open(dir, EngineOptions { expert_slots: Some(slots), ..base }).unwrap();
+            match logits(&mut engine) {
+                Err(error) => assert!(error.contains("layer 1") && error.contains("coded matrix"), "{error}"),
+                Ok(_) => assert!(!must_fail, "byte {place}, {slots}"),
+            }
+            // The reading goes on: the same file, whole again, and another engine.
+        }
+        let error = unpack(dir, TempDir::new().unwrap().path()).err().map(|error| error.to_string());
+        assert!(!must_fail || error.is_some_and(|error| error.contains("of layer 1")), "byte {place}");
+    }
+    fs::write(dir.join("experts-001.fbw"), &whole).unwrap();
+    fs::write(dir.join(HEADER_NAME), &header).unwrap();
+    for slots in SlotCodes::ALL {
+        let mut engine = open(dir, EngineOptions { expert_slots: Some(slots), ..base }).unwrap();
+        assert!(logits(&mut engine).unwrap() == want, "{slots}");
+    }
+}
+
+fn is_an_error_or_makes_no_difference(dir: &Path, options: EngineOptions) {
     let want = logits(&mut open(dir, options).unwrap()).unwrap();
     let (mut at_open, mut at_run) = (0, 0);
     for (name, bytes) in files(dir) {
@@ -160,6 +233,16 @@ fn a_bad_record_comes_from_the_next_disk() {
 #[test]
 fn ten_thousand_corruptions_and_no_panic() {
     let (_source, dir) = packed();
+    no_panic(&dir);
+}
+
+#[test]
+fn ten_thousand_corruptions_of_a_coded_container_and_no_panic() {
+    let (_source, dir) = coded();
+    no_panic(&dir);
+}
+
+fn no_panic(dir: &TempDir) {
     let whole = fs::read(dir.path().join(HEADER_NAME)).unwrap();
     let mut state = 0x9E37_79B9_7F4A_7C15u64;
     let mut roll = |n: usize| {

@@ -7,13 +7,16 @@ use std::path::Path;
 
 use forebay_core::{ByteSize, CancelToken, Format};
 use forebay_engine::{EngineOptions, IoOptions, inspect};
-use forebay_hub::pack::{self as packer, PackError};
+use forebay_hub::pack::{self as packer, Codes, PackError};
 use forebay_io::{Access, Backend};
-use forebay_model::{Arith, Capability, EmbeddingPlace, Snapshot, SnapshotOptions};
+use forebay_model::{Arith, Capability, EmbeddingPlace, SlotCodes, Snapshot, SnapshotOptions};
 use forebay_store::native::header::Layout;
 use forebay_store::native::{HEADER_NAME, Native};
 use forebay_testkit::toy;
-use packed::{demo, files, logits, open, options, pack, small, tensors, unpack, verify_native, write_synth};
+use packed::{
+    codable, demo, files, logits, open, options, pack, pack_coded, small, tensors, unpack, verify_native,
+    write_synth,
+};
 use tempfile::TempDir;
 
 /// Packs `source` and turns it back; the packed folder.
@@ -36,9 +39,13 @@ fn there_and_back(source: &Path) -> TempDir {
 
 /// The same bits from both, streaming and not, in both arithmetics.
 fn same_bits(source: &Path, packed: &Path, quantise: Option<Format>) {
+    same_bits_held(source, packed, quantise, None);
+}
+
+fn same_bits_held(source: &Path, packed: &Path, quantise: Option<Format>, expert_slots: Option<SlotCodes>) {
     for arith in [Arith::Int8, Arith::Exact] {
-        let base =
-            EngineOptions { arith, quantise, context: Some(64), threads: Some(1), ..Default::default() };
+        let (context, threads) = (Some(64), Some(1));
+        let base = EngineOptions { arith, quantise, context, threads, expert_slots, ..Default::default() };
         let want = logits(&mut open(source, base).unwrap()).unwrap();
         let minimum = inspect(packed, &base).unwrap().plan.unwrap().minimum;
         for (memory, embedding) in
@@ -46,7 +53,10 @@ fn same_bits(source: &Path, packed: &Path, quantise: Option<Format>) {
         {
             let mut engine =
                 open(packed, EngineOptions { memory, embedding: Some(embedding), ..base }).unwrap();
-            assert!(logits(&mut engine).unwrap() == want, "{arith} {embedding} {quantise:?}");
+            assert!(
+                logits(&mut engine).unwrap() == want,
+                "{arith} {embedding} {quantise:?} {expert_slots:?}"
+            );
             let counters = engine.counters();
             assert!(counters.loads > 0 && counters.checked_bytes == counters.bytes, "{counters:?}");
         }
@@ -259,6 +269,163 @@ fn what_a_killed_run_left_is_not_trusted_by_its_name() {
     let done = pack(source.path(), dir.path()).unwrap();
     assert_eq!((done.kept, done.files), (1, 3), "one file was whole, two were damaged, one was not there");
     assert!(files(dir.path()) == want);
+}
+
+/// What was packed, and the same with coded experts, which turns back to the same tensors.
+fn coded_and_back(source: &Path) -> (packer::Packed, TempDir) {
+    let (coded, back) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let done = pack_coded(source, coded.path()).unwrap();
+    assert!(verify_native(coded.path(), true).is_empty(), "{:?}", verify_native(coded.path(), true));
+    unpack(coded.path(), back.path()).unwrap();
+    assert!(tensors(back.path()) == tensors(source), "the same tensors, byte for byte");
+    (done, coded)
+}
+
+#[test]
+fn coded_experts_come_back_byte_for_byte_and_are_smaller() {
+    for (format, least) in [("int4-row", 0.8), ("int4-g64", 0.85), ("int4-g32", 0.85), ("int4-g48", 0.95)] {
+        let source = TempDir::new().unwrap();
+        write_synth(source.path(), &codable(format));
+        let (done, dir) = coded_and_back(source.path());
+        // The MTP layer's experts are int8.
+        assert_eq!((done.experts.all, done.experts.coded), (24, 16), "{format}");
+        let header = Native::read_header(dir.path()).unwrap();
+        let mut bytes = (0, 0);
+        for layer in &header.layers[..2] {
+            for record in &layer.records {
+                assert!(record.coded.is_some());
+                bytes = (bytes.0 + record.len, bytes.1 + header.kinds[usize::from(record.kind)].len);
+            }
+        }
+        let share = bytes.0 as f64 / bytes.1 as f64;
+        assert!(share < least, "{format}: {share}");
+        let index_scales =
+            header.layers[0].records.iter().filter_map(|r| r.coded).filter(|c| c.index_scales).count();
+        assert_eq!(index_scales > 0, matches!(format, "int4-g64" | "int4-g32"), "{format}: {index_scales}");
+        for slots in SlotCodes::ALL {
+            same_bits_held(source.path(), dir.path(), None, Some(slots));
+        }
+        let raw = TempDir::new().unwrap();
+        let raw_bytes = pack(source.path(), raw.path()).unwrap();
+        assert_eq!(done.total + done.experts.raw_bytes, raw_bytes.total + done.experts.bytes);
+        assert_eq!((raw_bytes.experts.coded, raw_bytes.experts.bytes), (0, done.experts.raw_bytes));
+    }
+}
+
+#[test]
+fn the_bundled_model_and_the_toy_come_back_from_codes() {
+    let toy = TempDir::new().unwrap();
+    toy::write(toy.path()).unwrap();
+    for source in [demo(), toy.path().to_owned()] {
+        let cancel = CancelToken::new();
+        let auto = packer::PackOptions { codes: Codes::Auto, ..options(&cancel) };
+        let (dir, back) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        packer::pack(&source, dir.path(), auto, &mut |_, _| {}).unwrap();
+        unpack(dir.path(), back.path()).unwrap();
+        assert!(tensors(back.path()) == tensors(&source), "{}", source.display());
+    }
+}
+
+/// Other formats have no codes: auto leaves them raw, a request for codes says why it cannot be.
+#[test]
+fn only_int4_is_coded() {
+    let source = TempDir::new().unwrap();
+    write_synth(source.path(), &small(Format::Int8Row));
+    let (dir, raw) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let error = pack_coded(source.path(), dir.path()).unwrap_err();
+    assert!(matches!(&error, PackError::NotCodable { formats } if formats == "int8"), "{error}");
+    assert!(files(dir.path()).is_empty());
+    let cancel = CancelToken::new();
+    let auto = packer::PackOptions { codes: Codes::Auto, ..options(&cancel) };
+    packer::pack(source.path(), dir.path(), auto, &mut |_, _| {}).unwrap();
+    pack(source.path(), raw.path()).unwrap();
+    assert!(files(dir.path()) == files(raw.path()));
+}
+
+#[test]
+fn coded_and_raw_are_not_mixed_up() {
+    let source = TempDir::new().unwrap();
+    write_synth(source.path(), &codable("int4-row"));
+    let (coded, raw) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    pack(source.path(), raw.path()).unwrap();
+    pack_coded(source.path(), coded.path()).unwrap();
+    for (dir, result) in
+        [(&raw, pack_coded(source.path(), raw.path())), (&coded, pack(source.path(), coded.path()))]
+    {
+        let error = result.unwrap_err();
+        assert!(
+            matches!(&error, PackError::Occupied { found, .. } if found.contains("the same model")),
+            "{error}"
+        );
+        assert!(verify_native(dir.path(), true).is_empty());
+    }
+    let again = pack_coded(source.path(), coded.path()).unwrap();
+    assert_eq!((again.files, again.kept, again.experts.coded), (0, 4, 16));
+    // Half of one is no half of the other.
+    let half = TempDir::new().unwrap();
+    let cancel = CancelToken::new();
+    let stopped = packer::pack(source.path(), half.path(), options(&cancel), &mut |_, _| cancel.cancel());
+    assert!(matches!(stopped, Err(PackError::Cancelled)));
+    assert!(matches!(pack_coded(source.path(), half.path()), Err(PackError::Other { .. })));
+}
+
+/// Lengths that only the first run knew survive it, and are not trusted.
+#[test]
+fn coding_is_resumed_with_the_lengths_that_were_found() {
+    let source = TempDir::new().unwrap();
+    write_synth(source.path(), &codable("int4-g64"));
+    let whole = TempDir::new().unwrap();
+    pack_coded(source.path(), whole.path()).unwrap();
+    let want = files(whole.path());
+    for threads in [1, 3] {
+        let dir = TempDir::new().unwrap();
+        let (mut stops, mut kept) = (0, 0);
+        loop {
+            let cancel = CancelToken::new();
+            let options = packer::PackOptions { threads, codes: Codes::Coded, ..options(&cancel) };
+            let mut seen = 0;
+            let result = packer::pack(source.path(), dir.path(), options, &mut |done, total| {
+                assert!(done <= total);
+                seen += 1;
+                if seen > 25 + 7 * stops {
+                    cancel.cancel();
+                }
+            });
+            match result {
+                Ok(done) => {
+                    kept = kept.max(done.kept);
+                    break;
+                }
+                Err(PackError::Cancelled) => stops += 1,
+                Err(error) => panic!("{error}"),
+            }
+            assert!(!dir.path().join(HEADER_NAME).exists() && stops < 200);
+        }
+        assert!(stops > 2 && kept > 0, "{stops} {kept}");
+        assert!(files(dir.path()) == want, "the same bytes");
+    }
+    // What somebody changed in the list of what is finished is written again.
+    for (from, to) in [
+        ("4096", "8192"),
+        ("\"records\":[[", "\"records\":[[1,"),
+        ("true", "7"),
+        ("\"records\"", "\"other\""),
+    ] {
+        let dir = TempDir::new().unwrap();
+        let cancel = CancelToken::new();
+        let options = packer::PackOptions { codes: Codes::Coded, ..options(&cancel) };
+        let stop = packer::pack(source.path(), dir.path(), options, &mut |done, total| {
+            if done * 10 > total * 9 {
+                cancel.cancel();
+            }
+        });
+        assert!(matches!(stop, Err(PackError::Cancelled)));
+        let path = dir.path().join("pack.progress.json");
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, text.replace(from, to)).unwrap();
+        pack_coded(source.path(), dir.path()).unwrap();
+        assert!(text.contains(from) && files(dir.path()) == want, "{from} {to} in {text}");
+    }
 }
 
 #[test]

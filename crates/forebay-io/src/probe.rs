@@ -17,6 +17,8 @@ pub struct Rates {
     pub disk: Option<f64>,
     /// Weights from memory, with all compute threads.
     pub memory: Option<f64>,
+    /// Panels of int4 that one core decodes.
+    pub decode: Option<f64>,
 }
 
 /// One way to read.

@@ -111,6 +111,15 @@ fn has_avx512() -> bool {
         && is_x86_feature_detected!("avx512vnni")
 }
 
+/// What decoding coded weights in registers needs beyond AVX-512 as asked for above: not a room of its own, because
+/// products need none of it.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn has_vbmi() -> bool {
+    is_x86_feature_detected!("avx512vbmi")
+        && is_x86_feature_detected!("avx512vbmi2")
+        && is_x86_feature_detected!("popcnt")
+}
+
 #[cfg(not(target_arch = "x86_64"))]
 fn has_avx512() -> bool {
     false

@@ -1,6 +1,7 @@
 //! The chosen room, and the small vector operations.
 
 use crate::activations::{GROUP, GroupTotals};
+use crate::coded::{DecodeFn, decoder_of};
 use crate::isa::{Isa, IsaUnavailable};
 use crate::scalar;
 use crate::table::Table;
@@ -13,6 +14,8 @@ use std::fmt;
 pub struct Kernels {
     isa: Isa,
     table: &'static Table,
+    /// For coded weights, and whether it is faster than the plain one.
+    decoder: (DecodeFn, bool),
 }
 
 impl fmt::Debug for Kernels {
@@ -25,12 +28,17 @@ impl Kernels {
     /// The fastest set of this machine.
     pub fn detect() -> Self {
         let fastest = Isa::available().last().unwrap_or(Isa::Scalar);
-        Self { isa: fastest, table: table_of(fastest) }
+        Self::of(fastest)
     }
 
     /// The set for `isa`, if this machine has it.
     pub fn with_isa(isa: Isa) -> Result<Self, IsaUnavailable> {
-        if isa.is_available() { Ok(Self { isa, table: table_of(isa) }) } else { Err(IsaUnavailable { isa }) }
+        if isa.is_available() { Ok(Self::of(isa)) } else { Err(IsaUnavailable { isa }) }
+    }
+
+    /// The set for an instruction set that this machine has.
+    fn of(isa: Isa) -> Self {
+        Self { isa, table: table_of(isa), decoder: decoder_of(isa) }
     }
 
     /// The instruction set in use.
@@ -46,7 +54,18 @@ impl Kernels {
 
     /// The same but for its products in `free_order`, which alone may use it.
     pub(crate) fn in_free_order(self) -> Self {
-        Self { isa: self.isa, table: self.table.free_order }
+        Self { table: self.table.free_order, ..self }
+    }
+
+    /// The decoder of coded weights, chosen for this processor.
+    pub(crate) fn decoder(self) -> DecodeFn {
+        self.decoder.0
+    }
+
+    /// Whether coded weights are decoded in registers (AVX-512 with VBMI and VBMI2), at gigabytes a second, instead
+    /// of a code at a time.
+    pub fn decodes_fast(self) -> bool {
+        self.decoder.1
     }
 
     /// The canonical dot product of two vectors of one length.

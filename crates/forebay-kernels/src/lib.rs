@@ -16,6 +16,7 @@
 mod activations;
 mod attention;
 mod buffer;
+mod coded;
 pub mod free_order;
 mod indexer;
 mod isa;

@@ -1,8 +1,10 @@
 //! Matrix products: which rows, which arithmetic, which thread.
 
+use crate::coded;
 use crate::portable::Out;
 use crate::portable::combine::Coefficients;
 use crate::{Activations, Kernels, Team};
+use forebay_core::coded::CodedView;
 use forebay_core::format::Format;
 use forebay_core::panel::PanelView;
 use forebay_core::view::MatrixView;
@@ -18,13 +20,15 @@ const PART_ROWS: usize = 32;
 /// Weight rows of a part if there are enough of them: they share the reading of a large batch.
 const FEW_PARTS_ROWS: usize = 128;
 
-/// A weight matrix in one of the two layouts. The layout never changes a result.
+/// A weight matrix in one of the layouts. The layout never changes a result.
 #[derive(Clone, Copy, Debug)]
 pub enum Weights<'a> {
     /// Row after row, as in the container.
     Rows(MatrixView<'a>),
     /// Sixteen rows at a time: integer formats at full speed.
     Panels(PanelView<'a>),
+    /// Panels of int4 in fewer bytes, decoded as they are multiplied.
+    Coded(CodedView<'a>),
 }
 
 impl Weights<'_> {
@@ -33,6 +37,7 @@ impl Weights<'_> {
         match self {
             Weights::Rows(view) => view.rows(),
             Weights::Panels(view) => view.shape().rows(),
+            Weights::Coded(view) => view.shape().rows(),
         }
     }
 
@@ -41,6 +46,7 @@ impl Weights<'_> {
         match self {
             Weights::Rows(view) => view.format(),
             Weights::Panels(view) => view.shape().format(),
+            Weights::Coded(view) => view.shape().format(),
         }
     }
 
@@ -49,6 +55,7 @@ impl Weights<'_> {
         match self {
             Weights::Rows(view) => view.cols(),
             Weights::Panels(view) => view.shape().cols(),
+            Weights::Coded(view) => view.shape().cols(),
         }
     }
 }
@@ -62,6 +69,12 @@ impl<'a> From<MatrixView<'a>> for Weights<'a> {
 impl<'a> From<PanelView<'a>> for Weights<'a> {
     fn from(view: PanelView<'a>) -> Self {
         Weights::Panels(view)
+    }
+}
+
+impl<'a> From<CodedView<'a>> for Weights<'a> {
+    fn from(view: CodedView<'a>) -> Self {
+        Weights::Coded(view)
     }
 }
 
@@ -158,7 +171,8 @@ impl<'a> MatmulJob<'a> {
         let least = PART.div_ceil(per_row);
         // A few parts for every thread, so that one which is late does not hold up the others.
         let share = self.weights.rows() / (4 * team.threads());
-        least.max(share.min(FEW_PARTS_ROWS)).next_multiple_of(PART_ROWS)
+        let step = if let Weights::Coded(_) = self.weights { coded::PART_ROWS } else { PART_ROWS };
+        least.max(share.min(FEW_PARTS_ROWS)).next_multiple_of(step)
     }
 
     fn parts(&self, team: &Team) -> usize {
@@ -171,7 +185,8 @@ impl<'a> MatmulJob<'a> {
     }
 }
 
-/// `y = x W^T` for one matrix, the weight rows split over the team. Allocates nothing.
+/// `y = x W^T` for one matrix, the weight rows split over the team. Allocates nothing, but for coded weights: each
+/// thread keeps room for four decoded panels.
 ///
 /// # Panics
 /// If the shapes do not fit.
@@ -283,6 +298,7 @@ unsafe fn multiply(kernels: Kernels, weights: &Weights<'_>, rows: Range<usize>, 
     // caller's promise.
     unsafe {
         match (weights, input.quantised) {
+            (Weights::Coded(view), _) => coded::multiply(kernels, view, rows, input, out),
             (Weights::Panels(view), Some(quantised)) => (table.int8_panels)(view, rows, quantised, out),
             (Weights::Panels(view), None) => (table.exact_panels)(view, rows, input.rows, out),
             (Weights::Rows(view), Some(quantised)) if view.format().is_integer() => {

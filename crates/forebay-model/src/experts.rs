@@ -1,25 +1,27 @@
 //! The routed experts of a model: where their bytes are, how they are read into a
 //! slab, and what the slab then holds.
+//!
+//! Coded experts have two ways to be held: as they are, to be decoded whenever they are multiplied, or as the panels
+//! that were coded, which the reading thread decodes. Whoever plans memory chooses ([`ExpertTable::slots`]).
+
+mod quantise;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
+use forebay_core::coded::{CodedError, CodedView};
 use forebay_core::{Format, MatrixView, PanelShape, PanelView, ReadSegment};
 use forebay_io::Transform;
-use forebay_kernels::Weights;
+use forebay_kernels::{Kernels, Weights};
 use forebay_store::catalog::Catalog;
 use forebay_store::layout::{self, LayoutError, WeightLayout};
 use forebay_store::native::Native;
-use forebay_store::native::header::Layout;
-use forebay_store::record::{ExpertRecord, Part, RecordError};
+use forebay_store::record::{Codes, ExpertRecord, Part, RecordError};
 
 use crate::families::glm;
-use crate::families::roles::Role;
 use crate::spec::ModelSpec;
-use crate::weights::encode_into;
-
-/// Scales of a raw buffer start at a multiple of this many bytes.
-const SCALES_ALIGN: usize = 64;
+use quantise::{QuantiseExpert, quantised_layer, quantised_records};
 
 /// Why the experts of a snapshot cannot be streamed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -46,55 +48,169 @@ pub enum ExpertTableError {
     },
 }
 
+/// What the slots of coded experts hold. Never changes a bit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SlotCodes {
+    /// The record as it is in the file: more of them fit, and each is decoded whenever it is multiplied.
+    #[default]
+    Coded,
+    /// What was coded: each is decoded once, by the thread that reads it.
+    Decoded,
+}
+
+impl SlotCodes {
+    /// Both.
+    pub const ALL: [Self; 2] = [SlotCodes::Coded, SlotCodes::Decoded];
+}
+
+impl std::fmt::Display for SlotCodes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            SlotCodes::Coded => "coded",
+            SlotCodes::Decoded => "decoded",
+        })
+    }
+}
+
 /// The experts of one layer.
 #[derive(Clone)]
 pub struct ExpertLayer {
     /// How each expert is read: segments with destinations in the slab or, when
-    /// quantised at load, in the raw buffer.
+    /// it is transformed on the way, in the raw buffer.
     pub segments: Vec<Arc<[ReadSegment]>>,
     /// CRC32C of what each expert's one read brings; empty if the container has none.
     pub checks: Vec<u32>,
-    /// Bytes of slab an expert takes, at most.
-    pub slab_len: usize,
-    /// Quantises an expert as it arrives.
-    pub transform: Option<Arc<QuantiseExpert>>,
     /// Whether every matrix has an integer format once it is in its slab.
     pub all_integer: bool,
+    /// Bytes of slab an expert takes as it is, or as it is quantised, at most.
+    slab_len: usize,
+    /// Quantises an expert as it arrives.
+    quantise: Option<Arc<QuantiseExpert>>,
     parts: Vec<[Part; 3]>,
+    /// What the experts are when they are decoded; `None` if none is coded.
+    decoded: Option<Decoded>,
+}
+
+/// The experts of a layer of which some are coded, decoded.
+#[derive(Clone)]
+struct Decoded {
+    /// By expert.
+    parts: Vec<Arc<[Part; 3]>>,
+    slab_len: usize,
 }
 
 impl ExpertLayer {
     /// Gate, up and down of expert `expert`, whose slab holds `bytes`.
     ///
+    /// # Errors
+    /// If a coded matrix is none, although its checksum is that of the container.
+    ///
     /// # Panics
-    /// If `bytes` is not the slab that the layer's segments (and transform) filled.
-    pub fn views<'a>(&self, expert: usize, bytes: &'a [u8]) -> [Weights<'a>; 3] {
-        let parts = match &self.transform {
-            Some(transform) => &transform.quantised,
-            None => &self.parts[expert],
+    /// If `bytes` is not the slab that the layer's segments (and transforms) filled.
+    pub fn views<'a>(
+        &self,
+        expert: usize,
+        bytes: &'a [u8],
+        slots: SlotCodes,
+    ) -> Result<[Weights<'a>; 3], CodedError> {
+        let parts = match (&self.quantise, &self.decoded, slots) {
+            (Some(quantise), ..) => &quantise.quantised,
+            (None, Some(decoded), SlotCodes::Decoded) => &*decoded.parts[expert],
+            _ => &self.parts[expert],
         };
-        parts.each_ref().map(|part| part_view(part, bytes))
+        let [gate, up, down] = parts.each_ref().map(|part| part_view(part, bytes));
+        Ok([gate?, up?, down?])
+    }
+
+    /// Bytes of slab an expert takes, at most.
+    pub fn slab_len(&self, slots: SlotCodes) -> usize {
+        match (&self.decoded, slots) {
+            (Some(decoded), SlotCodes::Decoded) => decoded.slab_len,
+            _ => self.slab_len,
+        }
+    }
+
+    /// Bytes that a thread needs beside the slab while it reads an expert, at most.
+    pub fn raw_len(&self, slots: SlotCodes) -> usize {
+        match (&self.quantise, &self.decoded, slots) {
+            (Some(quantise), ..) => quantise.raw_len,
+            (None, Some(_), SlotCodes::Decoded) => self.slab_len,
+            _ => 0,
+        }
+    }
+
+    /// By expert, what is done to it on its way into its slab; nothing is done to those behind the last one.
+    pub fn transforms(&self, slots: SlotCodes, kernels: Kernels) -> Vec<Option<Arc<dyn Transform>>> {
+        if let Some(quantise) = &self.quantise {
+            return vec![Some(quantise.clone() as Arc<dyn Transform>); self.segments.len()];
+        }
+        let Some(decoded) = self.decoded.as_ref().filter(|_| slots == SlotCodes::Decoded) else {
+            return Vec::new();
+        };
+        let decode = |(expert, parts): (usize, &[Part; 3])| {
+            let to = Arc::clone(&decoded.parts[expert]);
+            let raw_len = self.segments[expert].iter().map(|read| read.dst + read.len).max().unwrap_or(0);
+            let from = parts.each_ref().map(|part| part.codes.clone());
+            let transform = DecodeExpert { from, raw_len, to, kernels };
+            parts.iter().any(is_coded).then(|| Arc::new(transform) as Arc<dyn Transform>)
+        };
+        self.parts.iter().enumerate().map(decode).collect()
+    }
+
+    /// How many experts are coded.
+    pub fn coded(&self) -> usize {
+        self.parts.iter().filter(|parts| parts.iter().any(is_coded)).count()
+    }
+
+    /// Bytes of an expert's matrices once they are decoded, on average; the bytes that are read if none is coded.
+    pub fn mean_decoded(&self) -> f64 {
+        let read = |reads: &Arc<[ReadSegment]>| reads.iter().map(|read| read.len).sum::<usize>();
+        let all: usize = match &self.decoded {
+            Some(decoded) => decoded.parts.iter().map(|parts| end_of(parts)).sum(),
+            None => self.segments.iter().map(read).sum(),
+        };
+        all as f64 / self.segments.len().max(1) as f64
     }
 }
 
-fn part_view<'a>(part: &Part, bytes: &'a [u8]) -> Weights<'a> {
+fn is_coded(part: &Part) -> bool {
+    part.layout == Codes::Coded
+}
+
+/// Where the last matrix ends.
+fn end_of(parts: &[Part; 3]) -> usize {
+    parts.iter().map(|part| part.codes.end.max(part.scales.end)).max().unwrap_or(0)
+}
+
+fn part_view<'a>(part: &Part, bytes: &'a [u8]) -> Result<Weights<'a>, CodedError> {
     let codes = &bytes[part.codes.clone()];
-    if part.layout == Layout::Panels {
-        let shape = PanelShape::new(part.format, part.rows, part.cols);
-        let view = shape.and_then(|shape| PanelView::new(shape, codes).ok());
-        return view.expect("the header of the container was checked").into();
+    let shape = PanelShape::new(part.format, part.rows, part.cols);
+    match part.layout {
+        Codes::Coded => {
+            let shape = shape.ok_or(CodedError::Format { format: part.format })?;
+            Ok(CodedView::new(shape, codes)?.into())
+        }
+        Codes::Panels => {
+            let view = shape.and_then(|shape| PanelView::new(shape, codes).ok());
+            Ok(view.expect("the header of the container was checked").into())
+        }
+        Codes::Rows => {
+            let scales = bytemuck::try_cast_slice(&bytes[part.scales.clone()])
+                .expect("records place scales at multiples of 4 of an aligned slab");
+            let view = MatrixView::new(part.format, part.rows, part.cols, codes, scales);
+            Ok(view.expect("records are built from checked layouts").into())
+        }
     }
-    let scales = bytemuck::try_cast_slice(&bytes[part.scales.clone()])
-        .expect("records place scales at multiples of 4 of an aligned slab");
-    MatrixView::new(part.format, part.rows, part.cols, codes, scales)
-        .expect("records are built from checked layouts")
-        .into()
 }
 
 /// Every routed expert of the decoder layers.
 #[derive(Clone, Default)]
 pub struct ExpertTable {
     layers: BTreeMap<usize, ExpertLayer>,
+    /// What the slots of coded experts hold.
+    pub slots: SlotCodes,
+    /// Experts that are coded.
+    pub coded: usize,
     /// Experts whose codes, and whose scales, come with one read each.
     pub coalesced: usize,
     /// Experts of which a part cannot be read past the page cache; see [`ExpertRecord::displaced`].
@@ -129,11 +245,11 @@ impl ExpertTable {
             let mut parts = Vec::with_capacity(spec.moe.experts);
             let mut segments: Vec<Arc<[ReadSegment]>> = Vec::with_capacity(spec.moe.experts);
             let (mut layouts, mut checks) = (Vec::new(), Vec::new());
-            let mut slab_len = 0;
+            let (mut slab_len, mut decoded) = (0, Decoded { parts: Vec::new(), slab_len: 0 });
             let native = catalog.native().filter(|native| native.experts(layer).is_some());
             for expert in 0..spec.moe.experts {
                 let record = match native {
-                    Some(native) => native_record(spec, native, layer, expert)?,
+                    Some(native) => native_record(spec, native, layer, expert, &mut decoded)?,
                     None => {
                         let three = expert_layouts(spec, catalog, layer, expert)?;
                         let record = ExpertRecord::new(&three[0], &three[1], &three[2])?;
@@ -154,14 +270,23 @@ impl ExpertTable {
                 segments.push(record.segments);
             }
             let all_integer = parts.iter().flatten().all(|part| part.format.is_integer());
+            let mut as_stored = ExpertLayer {
+                segments,
+                checks,
+                all_integer,
+                slab_len,
+                quantise: None,
+                parts,
+                decoded: Some(decoded),
+            };
+            table.coded += as_stored.coded();
+            if as_stored.coded() == 0 {
+                as_stored.decoded = None;
+            }
             let entry = match (quantise.filter(|_| !all_integer), native) {
-                (None, _) => ExpertLayer { segments, checks, slab_len, transform: None, all_integer, parts },
+                (None, _) => as_stored,
                 (Some(format), None) => quantised_layer(layer, format, &layouts)?,
-                (Some(format), Some(_)) => {
-                    let records =
-                        ExpertLayer { segments, checks, slab_len, transform: None, all_integer, parts };
-                    quantised_records(layer, format, records)?
-                }
+                (Some(format), Some(_)) => quantised_records(layer, format, as_stored)?,
             };
             table.layers.insert(layer, entry);
         }
@@ -174,6 +299,7 @@ impl ExpertTable {
         self.displaced += other.displaced;
         self.total += other.total;
         self.file_bytes += other.file_bytes;
+        self.coded += other.coded;
         for (format, matrices) in other.formats {
             *self.formats.entry(format).or_default() += matrices;
         }
@@ -196,18 +322,26 @@ pub fn is_fused(catalog: &Catalog, layer: usize) -> bool {
     glm::fused_expert_names(layer).iter().any(|name| catalog.get(name).is_some())
 }
 
-/// The record of an expert in a Forebay container.
+/// The record of an expert in a Forebay container; `decoded` learns what it is when it is decoded.
 fn native_record(
     spec: &ModelSpec,
     native: &Native,
     layer: usize,
     expert: usize,
+    decoded: &mut Decoded,
 ) -> Result<ExpertRecord, ExpertTableError> {
     let missing = || {
         let [gate, ..] = glm::expert_needs(spec, layer, expert);
         LayoutError::Missing { tensor: gate.name }
     };
     let (shard, record, kind) = native.record(layer, expert).ok_or_else(missing)?;
+    let parts = ExpertRecord::raw_parts(kind);
+    // A layer has one kind, or very few.
+    let known = decoded.parts.last().filter(|last| ***last == parts);
+    let parts = known.map_or_else(|| Arc::new(parts), Arc::clone);
+    decoded.parts.push(parts);
+    // The header was checked: its records can be addressed.
+    decoded.slab_len = decoded.slab_len.max(kind.len as usize);
     Ok(ExpertRecord::native(shard, record, kind)?)
 }
 
@@ -233,154 +367,26 @@ pub fn expert_layouts(
     ])
 }
 
-/// A layer whose experts are quantised as they arrive: every expert is read into the same raw
-/// layout (down, gate, up, the order of the usual files, then scales), whatever its place on disk.
-fn quantised_layer(
-    layer: usize,
-    format: Format,
-    layouts: &[[WeightLayout; 3]],
-) -> Result<ExpertLayer, ExpertTableError> {
-    let first = &layouts[0];
-    for three in layouts {
-        for (a, b) in first.iter().zip(three) {
-            if a.format != b.format {
-                return Err(ExpertTableError::MixedFormats { layer, first: a.format, other: b.format });
-            }
-        }
-    }
-    let raw = lay_out(first.each_ref().map(|l| (l.format, l.rows, l.cols, Layout::Rows)));
-    let quantised = lay_out(raw.0.each_ref().map(|part| becomes(part, format)));
-    let segments = layouts.iter().map(|three| raw_segments(three, &raw.0)).collect();
-    let all_integer = quantised.0.iter().all(|part| part.format.is_integer());
-    let transform = QuantiseExpert { raw: raw.0.clone(), raw_len: raw.1, quantised: quantised.0 };
-    Ok(ExpertLayer {
-        segments,
-        checks: Vec::new(),
-        slab_len: quantised.1,
-        all_integer,
-        transform: Some(Arc::new(transform)),
-        parts: Vec::new(),
-    })
-}
-
-/// A layer of records whose experts are quantised as they arrive: the raw buffer holds the record.
-fn quantised_records(
-    layer: usize,
-    format: Format,
-    records: ExpertLayer,
-) -> Result<ExpertLayer, ExpertTableError> {
-    let first = &records.parts[0];
-    for (a, b) in records.parts.iter().flat_map(|parts| first.iter().zip(parts)) {
-        if a != b {
-            return Err(ExpertTableError::MixedFormats { layer, first: a.format, other: b.format });
-        }
-    }
-    let (quantised, slab_len) = lay_out(first.each_ref().map(|part| becomes(part, format)));
-    let all_integer = quantised.iter().all(|part| part.format.is_integer());
-    let transform = QuantiseExpert { raw: first.clone(), raw_len: records.slab_len, quantised };
-    let transform = Some(Arc::new(transform));
-    Ok(ExpertLayer { slab_len, all_integer, transform, parts: Vec::new(), ..records })
-}
-
-/// What a matrix is after quantising: as it was, or new rows.
-fn becomes(part: &Part, wanted: Format) -> (Format, usize, usize, Layout) {
-    let format = Role::RoutedExpert.quantised(part.format, wanted);
-    let layout = if format == part.format { part.layout } else { Layout::Rows };
-    (format, part.rows, part.cols, layout)
-}
-
-/// Places three matrices (gate, up, down) in a buffer: codes in the order down, gate, up,
-/// then their scales; also the buffer's length. The sizes were checked with the files.
-fn lay_out(matrices: [(Format, usize, usize, Layout); 3]) -> ([Part; 3], usize) {
-    let mut at = 0usize;
-    let mut parts = matrices.map(|(format, rows, cols, layout)| Part {
-        format,
-        rows,
-        cols,
-        layout,
-        codes: 0..0,
-        scales: 0..0,
-    });
-    for role in [2, 0, 1] {
-        let part = &mut parts[role];
-        let len = match part.layout {
-            Layout::Rows => part.format.payload_bytes(part.rows, part.cols).unwrap_or(0),
-            Layout::Panels => {
-                PanelShape::new(part.format, part.rows, part.cols).map_or(0, |shape| shape.bytes())
-            }
-        };
-        part.codes = at..at + len;
-        at += len;
-    }
-    at = at.next_multiple_of(SCALES_ALIGN);
-    for role in [2, 0, 1] {
-        let part = &mut parts[role];
-        let len = match part.layout {
-            Layout::Rows => 4 * part.format.scale_count(part.rows, part.cols).unwrap_or(0),
-            Layout::Panels => 0,
-        };
-        part.scales = at..at + len;
-        at += len;
-    }
-    (parts, at)
-}
-
-/// The reads that fill `raw` for one expert, joined where both file and buffer are contiguous.
-fn raw_segments(layouts: &[WeightLayout; 3], raw: &[Part; 3]) -> Arc<[ReadSegment]> {
-    let mut reads: Vec<ReadSegment> = Vec::with_capacity(6);
-    for (layout, part) in layouts.iter().zip(raw) {
-        let pieces = [(Some(layout.codes), &part.codes), (layout.scales, &part.scales)];
-        for (extent, range) in pieces {
-            if let Some(extent) = extent {
-                let (shard, offset) = (extent.shard, extent.offset);
-                reads.push(ReadSegment { shard, offset, len: range.len(), dst: range.start });
-            }
-        }
-    }
-    reads.sort_by_key(|read| (read.shard, read.offset));
-    let mut joined: Vec<ReadSegment> = Vec::with_capacity(reads.len());
-    for read in reads {
-        match joined.last_mut() {
-            Some(last)
-                if last.shard == read.shard
-                    && last.offset + last.len as u64 == read.offset
-                    && last.dst + last.len == read.dst =>
-            {
-                last.len += read.len;
-            }
-            _ => joined.push(read),
-        }
-    }
-    joined.into()
-}
-
-/// Re-encodes an expert's three matrices on the reading thread.
-#[derive(Clone, Debug)]
-pub struct QuantiseExpert {
-    raw: [Part; 3],
+/// Decodes an expert's three matrices on the reading thread.
+#[derive(Debug)]
+struct DecodeExpert {
+    /// Where gate, up and down lie in the raw buffer.
+    from: [Range<usize>; 3],
     raw_len: usize,
-    quantised: [Part; 3],
+    to: Arc<[Part; 3]>,
+    kernels: Kernels,
 }
 
-impl Transform for QuantiseExpert {
+impl Transform for DecodeExpert {
     fn raw_len(&self) -> usize {
         self.raw_len
     }
 
     fn apply(&self, raw: &[u8], slab: &mut [u8]) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        for (from, to) in self.raw.iter().zip(&self.quantised) {
-            if from.format == to.format {
-                slab[to.codes.clone()].copy_from_slice(&raw[from.codes.clone()]);
-                slab[to.scales.clone()].copy_from_slice(&raw[from.scales.clone()]);
-                continue;
-            }
-            // The raw buffer has no promised alignment, so scales (FP8 has few) are copied out.
-            let (words, _) = raw[from.scales.clone()].as_chunks::<4>();
-            let scales: Vec<f32> = words.iter().map(|b| f32::from_le_bytes(*b)).collect();
-            let view = MatrixView::new(from.format, from.rows, from.cols, &raw[from.codes.clone()], &scales)?;
-            let [codes, scales] = slab.get_disjoint_mut([to.codes.clone(), to.scales.clone()])?;
-            let scales = bytemuck::try_cast_slice_mut(scales).map_err(|e| e.to_string())?;
-            encode_into(&view, to.format, codes, scales)?;
+        for (from, to) in self.from.iter().zip(&*self.to) {
+            let shape = PanelShape::new(to.format, to.rows, to.cols);
+            let view = CodedView::new(shape.ok_or("no panels")?, &raw[from.clone()])?;
+            self.kernels.decode_panels(&view, 0..view.shape().panels(), &mut slab[to.codes.clone()]);
         }
         Ok(())
     }

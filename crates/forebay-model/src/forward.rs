@@ -7,6 +7,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_core::CancelToken;
+use forebay_core::coded::CodedError;
 use forebay_kernels::{Input, Kernels, MatmulJob, RouterError, Team, matmul_many};
 use forebay_tiers::{ExpertError, ExpertStore};
 
@@ -82,6 +83,18 @@ pub enum ForwardError {
     /// The embedding of a token could not be read.
     #[error(transparent)]
     Embedding(#[from] WeightError),
+    /// A coded expert is none, although every byte is what was written.
+    #[error(
+        "expert {expert} of layer {layer} cannot be decoded: {cause}; if it finds nothing, pack the model again"
+    )]
+    Coded {
+        /// The layer.
+        layer: usize,
+        /// The expert.
+        expert: u32,
+        /// What is wrong.
+        cause: CodedError,
+    },
     /// A routed expert could not be read.
     #[error(transparent)]
     Expert(#[from] ExpertError),

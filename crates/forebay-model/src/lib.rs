@@ -30,7 +30,7 @@ pub mod workspace;
 
 pub use arith::Arith;
 pub use embedding::{Embedding, EmbeddingPlace};
-pub use experts::ExpertTable;
+pub use experts::{ExpertTable, SlotCodes};
 pub use forward::{Context, ForwardError, Watch, forward, logits};
 pub use kv::{KvCache, KvDtype, KvParts};
 pub use profile::{Phase, Profile, Work};

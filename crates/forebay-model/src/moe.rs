@@ -195,7 +195,11 @@ pub(crate) fn add_experts(
     let reads_on = !buffered && step.store().wants_look_ahead();
     while let Some(ready) = step.next_ready().map_err(cancelled)? {
         profile.lap(Phase::ExpertWait);
-        let weights = experts.views(ready.expert as usize, ready.bytes);
+        let views = experts.views(ready.expert as usize, ready.bytes, ctx.table.slots);
+        let weights = views.map_err(|cause| {
+            let (layer, expert) = (site.layer, ready.expert);
+            ForwardError::Coded { layer, expert, cause }
+        })?;
         let users = std::mem::take(&mut scratch.users[ready.expert as usize]);
         for slots in users.chunks(EXPERT_ROWS) {
             scratch.rows.clear();

@@ -274,8 +274,12 @@ pub fn recorded(
     // Checked with the header: a record and all in it can be addressed.
     let extent =
         |at: u64, len: Option<u64>| Extent { shard, offset: record.offset + at, len: len.unwrap_or(0) };
-    let scales = Some(extent(matrix.scales, matrix.scales_len())).filter(|scales| scales.len > 0);
-    let codes = extent(matrix.codes, matrix.codes_len());
+    let mut scales = Some(extent(matrix.scales, matrix.scales_len())).filter(|scales| scales.len > 0);
+    let mut codes = extent(matrix.codes, matrix.codes_len());
+    if let Some(places) = record.coded.and_then(|coded| coded.places(record.len)) {
+        let Range { start, end } = places[part];
+        (codes, scales) = (extent(start, Some(end - start)), None);
+    }
     Ok(WeightLayout { format: weight.format, rows, cols, codes, scales, ambiguous_groups: false })
 }
 

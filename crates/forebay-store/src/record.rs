@@ -18,6 +18,26 @@ use crate::native::header::{Layout, Record, RecordKind};
 /// Scales and float codes start at a multiple of this many bytes of the slab.
 const WORD: u64 = 4;
 
+/// How the codes of a matrix lie in a slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Codes {
+    /// Row after row, scales apart.
+    Rows,
+    /// In panels, scales among the codes ([`forebay_core::panel`]).
+    Panels,
+    /// The panels as a coded matrix ([`forebay_core::coded`]), and padding.
+    Coded,
+}
+
+impl From<Layout> for Codes {
+    fn from(layout: Layout) -> Self {
+        match layout {
+            Layout::Rows => Codes::Rows,
+            Layout::Panels => Codes::Panels,
+        }
+    }
+}
+
 /// One matrix of an expert, in the slab.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
@@ -27,9 +47,9 @@ pub struct Part {
     pub rows: usize,
     /// Columns (inputs).
     pub cols: usize,
-    /// How the codes lie; in panels, scales are among them.
-    pub layout: Layout,
-    /// Where the codes lie in the slab.
+    /// How the codes lie.
+    pub layout: Codes,
+    /// Where the codes lie in the slab; at a multiple of 64 if they are coded.
     pub codes: Range<usize>,
     /// Where the f32 scales lie in the slab, at a multiple of 4; empty for plain floats.
     pub scales: Range<usize>,
@@ -78,7 +98,7 @@ impl ExpertRecord {
         let parts = [0, 1, 2].map(|role| {
             let &WeightLayout { format, rows, cols, .. } = layouts[role];
             let (codes, scales) = (range(role, false), range(role, true));
-            Part { format, rows, cols, layout: Layout::Rows, codes, scales }
+            Part { format, rows, cols, layout: Codes::Rows, codes, scales }
         });
         let one_read = |scales| {
             let mut reads = placed.iter().filter(|p| p.piece.scales == scales).map(|p| p.segment);
@@ -98,17 +118,32 @@ impl ExpertRecord {
         let too_large = |_| RecordError { bytes: record.len };
         let len = usize::try_from(record.len).map_err(too_large)?;
         let segments = Arc::new([ReadSegment { shard, offset: record.offset, len, dst: 0 }]);
+        let mut parts = Self::raw_parts(kind);
+        if let Some(places) = record.coded.and_then(|coded| coded.places(record.len)) {
+            for (part, Range { start, end }) in parts.iter_mut().zip(places) {
+                *part = Part {
+                    layout: Codes::Coded,
+                    codes: start as usize..end as usize,
+                    scales: 0..0,
+                    ..part.clone()
+                };
+            }
+        }
+        Ok(Self { segments, parts, len, displaced: 0, coalesced: true, check: Some(record.crc) })
+    }
+
+    /// Where the matrices of a raw record of this kind lie in it.
+    pub fn raw_parts(kind: &RecordKind) -> [Part; 3] {
         // The header was checked: everything lies within the record, which can be addressed.
         let range = |at: u64, len: Option<u64>| at as usize..(at + len.unwrap_or(0)) as usize;
-        let parts = kind.matrices.each_ref().map(|matrix| Part {
+        kind.matrices.each_ref().map(|matrix| Part {
             format: matrix.weight.format,
             rows: matrix.weight.rows as usize,
             cols: matrix.weight.cols as usize,
-            layout: matrix.layout,
+            layout: matrix.layout.into(),
             codes: range(matrix.codes, matrix.codes_len()),
             scales: range(matrix.scales, matrix.scales_len()),
-        });
-        Ok(Self { segments, parts, len, displaced: 0, coalesced: true, check: Some(record.crc) })
+        })
     }
 
     /// Bytes wanted from the files; [`len`](Self::len) adds the rest of their pages.

@@ -81,7 +81,7 @@ struct Layer {
     slab_len: usize,
     experts: Vec<Arc<[ReadSegment]>>,
     checks: Vec<u32>,
-    transform: Option<Arc<dyn Transform>>,
+    transforms: Vec<Option<Arc<dyn Transform>>>,
     cache: LayerCache,
     /// The slab of each cache slot; away while it is being read into.
     slots: Vec<Option<Slab>>,
@@ -113,13 +113,13 @@ impl ExpertStore {
         let layers = config
             .layers
             .into_iter()
-            .map(|(layer, LayerExperts { class, quota, slab_len, experts, checks, transform })| Layer {
+            .map(|(layer, LayerExperts { class, quota, slab_len, experts, checks, transforms })| Layer {
                 layer,
                 class,
                 slab_len,
                 experts,
                 checks,
-                transform,
+                transforms,
                 cache: LayerCache::new(quota, config.policy),
                 slots: take(class, quota).into_iter().map(Some).collect(),
                 warming: Vec::new(),
@@ -234,7 +234,7 @@ impl ExpertStore {
                 check: layer.checks.get(expert as usize).copied(),
                 slab,
                 len: layer.slab_len,
-                transform: layer.transform.clone(),
+                transform: layer.transforms.get(expert as usize).cloned().flatten(),
             },
         );
         tag

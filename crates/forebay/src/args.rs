@@ -158,6 +158,14 @@ pub struct PackArgs {
     /// Turn the container SRC back into safetensors files
     #[arg(long)]
     pub to_reference: bool,
+    /// Which experts have their int4 codes coded, which takes about a quarter of their bytes away and loses nothing
+    ///
+    /// Fewer bytes come from disk, and more experts fit into memory. Each has to be decoded when it is used: quickly
+    /// with AVX-512 VBMI (Intel since Ice Lake, AMD since Zen 4), at a cost in CPU time on other machines. Hence raw
+    /// is the default: it is quick on every machine that the container may come to. `forebay plan` says which way a
+    /// machine would take.
+    #[arg(long, value_enum, value_name = "WHICH", default_value_t = CodesArg::Raw, conflicts_with = "to_reference")]
+    pub codes: CodesArg,
     /// Threads; each holds one expert [default: the cores that may be used]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
@@ -167,6 +175,17 @@ pub struct PackArgs {
     /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,
+}
+
+/// `--codes`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CodesArg {
+    /// Those that become smaller by it
+    Auto,
+    /// None
+    Raw,
+    /// As auto, in a model with int4 experts; another one is refused
+    Coded,
 }
 
 /// `forebay tune`.

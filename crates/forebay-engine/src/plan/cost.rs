@@ -1,9 +1,7 @@
 //! What each consumer of memory takes.
 
-use std::sync::Arc;
-
-use forebay_io::{Transform, slot_bytes};
-use forebay_model::experts::{ExpertLayer, QuantiseExpert};
+use forebay_io::slot_bytes;
+use forebay_model::experts::{ExpertLayer, SlotCodes};
 use forebay_model::families::roles::Role;
 use forebay_model::snapshot::ResidentTensor;
 use forebay_model::{
@@ -74,7 +72,7 @@ pub(super) struct Costs<'a> {
 }
 
 impl<'a> Costs<'a> {
-    pub fn new(snapshot: &'a Snapshot, request: &'a PlanRequest) -> Self {
+    pub fn new(snapshot: &'a Snapshot, request: &'a PlanRequest, slots: SlotCodes) -> Self {
         let mtp = snapshot.mtp_part.as_ref().filter(|_| request.mtp);
         let mut loaded = Loaded::default();
         for tensor in &snapshot.resident {
@@ -89,11 +87,11 @@ impl<'a> Costs<'a> {
         let count = layers.iter().map(|layer| layer.segments.len() as u64).sum();
         Self {
             // A token's experts of one layer, and as many that are read ahead for the next.
-            demand: demand(&layers, request.staging.unwrap_or(2 * spec.moe.top_k).max(2)),
-            io: request.io_workers as u64 * scratch_per_worker(snapshot, mtp.is_some()) as u64,
+            demand: demand(&layers, slots, request.staging.unwrap_or(2 * spec.moe.top_k).max(2)),
+            io: request.io_workers as u64 * scratch_per_worker(snapshot, slots, mtp.is_some()) as u64,
             recording: recording_bytes(snapshot.experts.iter().count(), snapshot.spec.moe.top_k),
             process: process_bytes(snapshot, count),
-            token: Token::new(snapshot, &spec, request.kv_dtype),
+            token: Token::new(snapshot, &spec, request, slots),
             spec,
             select,
             floats: request.arith == Arith::Exact || !snapshot.experts_take_integers(),
@@ -192,8 +190,8 @@ impl Loaded {
 }
 
 /// Slab classes by size, and which class each sparse layer uses.
-fn demand(layers: &[&ExpertLayer], staging: usize) -> SlotDemand {
-    let mut sizes: Vec<usize> = layers.iter().map(|layer| slot_bytes(layer.slab_len)).collect();
+fn demand(layers: &[&ExpertLayer], slots: SlotCodes, staging: usize) -> SlotDemand {
+    let mut sizes: Vec<usize> = layers.iter().map(|layer| slot_bytes(layer.slab_len(slots))).collect();
     sizes.sort_unstable();
     // Sizes within a percent of a larger one share its class: padding is cheaper than staging slabs.
     let mut classes: Vec<ClassDemand> = Vec::new();
@@ -205,22 +203,15 @@ fn demand(layers: &[&ExpertLayer], staging: usize) -> SlotDemand {
     let class_of = |slab_len| classes.iter().rposition(|c| c.slab_bytes >= slab_len).unwrap_or(0);
     let layers = layers
         .iter()
-        .map(|layer| LayerDemand { class: class_of(layer.slab_len), experts: layer.segments.len() })
+        .map(|layer| LayerDemand { class: class_of(layer.slab_len(slots)), experts: layer.segments.len() })
         .collect();
     SlotDemand { classes, layers }
 }
 
-/// Raw buffer that a reading thread may need, for experts quantised as they arrive.
-pub(crate) fn scratch_per_worker(snapshot: &Snapshot, mtp: bool) -> usize {
-    let raw = |transform: &Arc<QuantiseExpert>| transform.raw_len();
+/// Raw buffer that a reading thread may need, for experts quantised or decoded as they arrive.
+pub(crate) fn scratch_per_worker(snapshot: &Snapshot, slots: SlotCodes, mtp: bool) -> usize {
     let drafting = snapshot.mtp_part.iter().filter(|_| mtp).flat_map(|part| part.experts.iter());
-    snapshot
-        .experts
-        .iter()
-        .chain(drafting)
-        .filter_map(|(_, layer)| layer.transform.as_ref().map(raw))
-        .max()
-        .unwrap_or(0)
+    snapshot.experts.iter().chain(drafting).map(|(_, layer)| layer.raw_len(slots)).max().unwrap_or(0)
 }
 
 fn process_bytes(snapshot: &Snapshot, experts: u64) -> u64 {

@@ -4,6 +4,7 @@
 //! the process itself takes. Whatever is left after the rest becomes expert slots. One
 //! function, [`plan`], serves the engine and everything that only looks.
 
+mod codes;
 mod cost;
 mod error;
 mod facts;
@@ -11,9 +12,10 @@ mod outlook;
 
 use forebay_core::ByteSize;
 use forebay_io::{MemoryInfo, slot_bytes};
-use forebay_model::{Arith, EmbeddingPlace, KvDtype, Snapshot};
+use forebay_model::{Arith, EmbeddingPlace, KvDtype, SlotCodes, Snapshot};
 use forebay_tiers::{GovernorPlan, SlotDemand, SlotSplit};
 
+pub use codes::{Decoder, SlotChoice};
 pub(crate) use cost::scratch_per_worker;
 use cost::{Costs, Pass};
 pub use error::PlanError;
@@ -57,7 +59,11 @@ pub struct PlanRequest {
     pub embedding: Option<EmbeddingPlace>,
     /// Plan the MTP layer too, if there is one that can draft.
     pub mtp: bool,
-    /// What was measured of this machine; it changes the outlook only.
+    /// What the slots of coded experts hold.
+    pub expert_slots: Option<SlotCodes>,
+    /// Whether coded experts are decoded in registers.
+    pub decodes_fast: bool,
+    /// What was measured of this machine; it changes the outlook, and what the slots of coded experts hold.
     pub rates: Rates,
 }
 
@@ -148,9 +154,16 @@ pub struct Plan {
     pub demand: SlotDemand,
     /// What to expect of it.
     pub outlook: Outlook,
+    /// What the slots of coded experts hold; `None` if no expert is coded.
+    pub codes: Option<SlotChoice>,
 }
 
 impl Plan {
+    /// What the slots of coded experts hold.
+    pub fn expert_slots(&self) -> SlotCodes {
+        self.codes.map_or(SlotCodes::default(), |choice| choice.slots)
+    }
+
     /// Bytes that the process is expected to take at most.
     pub fn total(&self) -> u64 {
         self.lines().iter().map(|(_, bytes)| bytes).sum()
@@ -222,8 +235,51 @@ impl Plan {
 
 /// Plans a run of `snapshot` on a machine with memory `memory`.
 pub fn plan(snapshot: &Snapshot, request: &PlanRequest, memory: &MemoryInfo) -> Result<Plan, PlanError> {
+    if snapshot.experts.coded == 0 {
+        return plan_with(snapshot, request, memory, SlotCodes::default());
+    }
+    let decoder = Decoder::new(request.rates.decode, request.decodes_fast, request.threads);
+    let rates = decoder.complete(&request.rates);
+    // Chosen by rates that are all there, some of them assumed; what is expected is shown by those that are known.
+    let complete = PlanRequest { rates, ..*request };
+    let tries: Vec<_> = match request.expert_slots {
+        Some(slots) => vec![(slots, plan_with(snapshot, &complete, memory, slots))],
+        None => SlotCodes::ALL.map(|slots| (slots, plan_with(snapshot, &complete, memory, slots))).into(),
+    };
+    let expected = |wanted: SlotCodes| {
+        let found = tries.iter().find(|(slots, _)| *slots == wanted);
+        found.and_then(|(_, plan)| Some(&plan.as_ref().ok()?.outlook.now))
+    };
+    let [coded, decoded] = SlotCodes::ALL.map(expected);
+    // Coded slots take less: where neither fits, they say what would.
+    let usual = request.expert_slots.unwrap_or_default();
+    let slots = SlotChoice::between(coded, decoded).unwrap_or(usual);
+    let speed = |of: Option<&Expectation>| of.and_then(|of| of.tokens_per_second);
+    let (mine, other) = match slots {
+        SlotCodes::Coded => (speed(coded), speed(decoded)),
+        SlotCodes::Decoded => (speed(decoded), speed(coded)),
+    };
+    let choice = SlotChoice {
+        slots,
+        asked: request.expert_slots.is_some(),
+        tokens_per_second: mine,
+        other,
+        rates,
+        decoder,
+        assumed: [request.rates.disk, request.rates.memory, request.rates.decode].contains(&None),
+    };
+    Ok(Plan { codes: Some(choice), ..plan_with(snapshot, request, memory, slots)? })
+}
+
+/// The plan with coded experts held in one way.
+fn plan_with(
+    snapshot: &Snapshot,
+    request: &PlanRequest,
+    memory: &MemoryInfo,
+    slots: SlotCodes,
+) -> Result<Plan, PlanError> {
     let (budget, budget_from) = budget(request, memory);
-    let costs = Costs::new(snapshot, request);
+    let costs = Costs::new(snapshot, request, slots);
     let maximum = snapshot.spec.max_context.unwrap_or(1 << 20);
     let context = match request.context {
         Some(wanted) if wanted == 0 || wanted > maximum => {
@@ -340,5 +396,6 @@ fn divide(
         everything,
         demand: demand.clone(),
         outlook: Outlook { context: context.min(TYPICAL_CONTEXT), now, half: None, twice: None },
+        codes: None,
     })
 }

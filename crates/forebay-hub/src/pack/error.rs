@@ -47,6 +47,14 @@ pub enum PackError {
         /// The folder.
         dir: PathBuf,
     },
+    /// Codes were asked for where there is nothing to code.
+    #[error(
+        "the experts are stored as {formats}; only int4 can be coded: leave --codes out, or convert the model to int4"
+    )]
+    NotCodable {
+        /// What the experts are stored as.
+        formats: String,
+    },
     /// Sizes that cannot be addressed or numbered.
     #[error("{what} is too large for a Forebay container")]
     TooLarge {
@@ -63,8 +71,8 @@ pub enum PackError {
     },
     /// The folder holds a part of another model.
     #[error(
-        "{} holds a part of another model, or of the same one before it changed; nothing was changed: \
-         name a new folder, or remove that one", dir.display()
+        "{} holds a part of another model, of the same one before it changed, or with other --codes; nothing was \
+         changed: name a new folder, or remove that one", dir.display()
     )]
     Other {
         /// The folder.

@@ -13,8 +13,8 @@ use forebay_store::native::header::Checked;
 use serde_json::{Map, Value, json};
 
 use super::error::PackError;
-use super::hex;
 use super::scan::scan;
+use super::{Codes, hex};
 use crate::output::file::{self, PARTIAL};
 use crate::output::folder::{free_bytes, lock, names};
 
@@ -32,7 +32,7 @@ pub struct Folder {
 
 impl Folder {
     /// Takes `dir`, which is made if it is not there. It must be empty, or hold a part of what `stamp` names.
-    pub fn take(dir: &Path, made_by: &str, identity: &[u8; 32]) -> Result<Self, PackError> {
+    pub fn take(dir: &Path, made_by: &str, identity: &[u8; 32], codes: Codes) -> Result<Self, PackError> {
         fs::create_dir_all(dir).map_err(|cause| PackError::at("create", dir, cause))?;
         let found = names(dir)?;
         let begun = found.contains(UNFINISHED_PACK);
@@ -42,7 +42,9 @@ impl Folder {
             return Err(PackError::Occupied { dir: dir.to_owned(), found: other.clone() });
         }
         let lock = lock(dir, LOCK)?.ok_or_else(|| PackError::Busy { dir: dir.to_owned() })?;
-        let stamp = json!({"made_by": made_by, "version": super::VERSION, "identity": hex(identity)});
+        let codes = codes.to_string();
+        let stamp =
+            json!({"made_by": made_by, "version": super::VERSION, "identity": hex(identity), "codes": codes});
         let mut folder = Self { dir: dir.to_owned(), stamp, finished: Map::new(), _lock: lock };
         if begun {
             folder.read_progress()?;
@@ -75,6 +77,11 @@ impl Folder {
         self.write_whole(UNFINISHED_PACK, text.as_bytes())
     }
 
+    /// What was remembered of the records of a finished file; nothing if it is not finished.
+    pub fn records(&self, name: &str) -> Option<&Value> {
+        self.finished.get(name)?.get("records")
+    }
+
     /// The checksums of a file that is finished: those of `parts`, whose checksums are not looked at. `None` if the
     /// file must be written. It has `size` bytes and begins with `start`.
     pub fn finished(
@@ -91,14 +98,15 @@ impl Folder {
         }
         let found = scan(&path, start, parts, size, &mut |_| Ok(()))
             .map_err(|cause| PackError::at("read", &path, cause))?;
-        let same = *entry == json!({"size": size, "crc32c": found.crcs}) && found.stray.is_none();
-        Ok(same.then_some(found.crcs))
+        let same = entry["size"] == json!(size) && entry["crc32c"] == json!(found.crcs);
+        Ok((same && found.stray.is_none()).then_some(found.crcs))
     }
 
-    /// Publishes a file that was written to its partial name, and remembers its checksums.
-    pub fn finish(&mut self, name: &str, size: u64, crcs: &[u32]) -> Result<(), PackError> {
+    /// Publishes a file that was written to its partial name, and remembers its checksums and what there is to be
+    /// remembered of its `records`.
+    pub fn finish(&mut self, name: &str, size: u64, crcs: &[u32], records: Value) -> Result<(), PackError> {
         file::publish(&self.dir, name)?;
-        self.finished.insert(name.to_owned(), json!({"size": size, "crc32c": crcs}));
+        self.finished.insert(name.to_owned(), json!({"size": size, "crc32c": crcs, "records": records}));
         self.write_progress()
     }
 

@@ -81,6 +81,7 @@ impl Plan {
                 len: kind.len,
                 crc: 0,
                 kind: u16::try_from(number).map_err(|_| too_large())?,
+                coded: None,
             });
             offset = offset.checked_add(kind.len).ok_or_else(too_large)?;
             if known.is_none() {

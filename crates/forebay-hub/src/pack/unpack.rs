@@ -8,10 +8,11 @@ use std::path::Path;
 use forebay_io::{Access, ReadError, Shard, open_files, read_exact_at};
 use forebay_store::native::Native;
 use forebay_store::native::header::{Checked, Header, Layer, Matrix, Record};
+use serde_json::Value;
 
 use super::error::PackError;
 use super::folder::Folder;
-use super::{PackOptions, Packed, expert, identity};
+use super::{Codes, ExpertBytes, PackOptions, Packed, coded, expert, identity};
 use crate::output::ordered::in_order;
 use crate::safetensors::{self, Describe};
 
@@ -39,8 +40,13 @@ pub fn unpack(
     let header = native.header();
     let outputs = (0..header.files.len()).map(|number| Output::plan(header, number));
     let outputs: Vec<Output> = outputs.collect::<Result<_, _>>()?;
-    let mut done = Packed { total: outputs.iter().map(|out| out.size).sum(), ..Packed::default() };
-    let mut folder = Folder::take(dir, "forebay pack --to-reference", &header.identity)?;
+    let mut done = Packed {
+        total: outputs.iter().map(|out| out.size).sum(),
+        source: header.files.iter().map(|file| file.size).sum(),
+        experts: ExpertBytes::of(header),
+        ..Packed::default()
+    };
+    let mut folder = Folder::take(dir, "forebay pack --to-reference", &header.identity, Codes::Raw)?;
     let paths: Vec<_> = header.files.iter().map(|file| source.join(&file.name)).collect();
     let shards = open_files(&paths, Access::Buffered)?.shards;
     let (mut there, mut missing) = (0, Vec::new());
@@ -69,7 +75,7 @@ pub fn unpack(
         let mut writer = Writer { out, path: &path, file, at: 0, crcs, cancel, written: &mut written };
         writer.write(header, &shards, options.threads)?;
         let crcs = writer.crcs;
-        folder.finish(&out.name, out.size, &crcs)?;
+        folder.finish(&out.name, out.size, &crcs, Value::Null)?;
         done.bytes += out.size;
         done.files += 1;
     }
@@ -283,12 +289,18 @@ impl Writer<'_> {
         let tensors = self.out.tensors.iter().enumerate();
         let numbers: std::collections::HashMap<From, usize> = tensors.map(|(at, t)| (t.from, at)).collect();
         let take_apart = |&expert: &usize| {
-            let Record { offset, len, crc, kind } = layer.records[expert];
+            let Record { offset, len, crc, kind, coded: how } = layer.records[expert];
             let mut record = vec![0; len as usize];
             read_exact_at(&*shard.file, &shard.path, &mut record, offset)?;
             compare(shard, Checked { offset, len, crc }, crc32c::crc32c(&record))?;
-            let matrices = &header.kinds[usize::from(kind)].matrices;
-            Ok(matrices.each_ref().map(|matrix| expert::matrix(&record, matrix)))
+            let kind = &header.kinds[usize::from(kind)];
+            if let Some(how) = how {
+                record = coded::decode(kind, &how, &record).map_err(|error| {
+                    let (path, reason) = (shard.path.clone(), error.to_string());
+                    ReadError::Transform { path, offset, reason }
+                })?;
+            }
+            Ok(kind.matrices.each_ref().map(|matrix| expert::matrix(&record, matrix)))
         };
         let experts: Vec<usize> = (0..layer.records.len()).collect();
         in_order(&experts, threads, 0, take_apart, |&expert, parts: Result<_, ReadError>| {

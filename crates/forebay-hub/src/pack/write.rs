@@ -8,14 +8,15 @@ use forebay_core::CancelToken;
 use forebay_io::{Access, ReadError, Shard, open_files};
 use forebay_model::{Snapshot, SnapshotOptions};
 use forebay_store::layout::Extent;
-use forebay_store::native::header::{RowChecks, Tensor};
+use forebay_store::native::header::{Coded, Header, PAGE, Record, RecordKind, RowChecks, Tensor};
 use forebay_store::native::{HEADER_NAME, Native, preamble};
+use serde_json::Value;
 
 use super::error::PackError;
 use super::expert;
 use super::folder::Folder;
 use super::plan::Plan;
-use super::{PackOptions, Packed, identity};
+use super::{Codes, ExpertBytes, PackOptions, Packed, coded, identity};
 use crate::output::ordered::in_order;
 
 /// Bytes of a resident tensor that are copied at a time.
@@ -24,8 +25,9 @@ const PIECE: u64 = 4 << 20;
 /// Packs the model in `source` into `dir`, or what is missing of it.
 ///
 /// The bytes do not depend on the number of threads, nor on how often the work was interrupted. `progress` gets the
-/// bytes that are there and those there will be. The header comes last: until then the folder is no model. A run
-/// holds two experts per thread at most, one as it was and one as it will be, and one that is being written.
+/// bytes that are there and those there will be, both as they would be if nothing were coded. The header comes last:
+/// until then the folder is no model. A run holds two experts per thread at most, one as it was and one as it will
+/// be, a third one for a moment where it is coded, and one that is being written.
 ///
 /// # Errors
 /// Nothing is written if `source` is no complete model, if `dir` holds anything else, or if its disk has too little
@@ -41,12 +43,18 @@ pub fn pack(
     }
     let snapshot = Snapshot::open(source, SnapshotOptions::default())?;
     let mut plan = Plan::new(&snapshot, source)?;
-    let mut done = Packed { total: plan.bytes(), ..Packed::default() };
-    if is_complete(dir, &plan)? {
-        done.kept = plan.header.files.len();
-        return Ok(done);
+    if options.codes == Codes::Coded && plan.header.kinds.iter().all(|kind| kind.codable().is_none()) {
+        let formats: Vec<_> = snapshot.experts.formats.keys().map(String::as_str).collect();
+        return Err(PackError::NotCodable { formats: formats.join(", ") });
     }
-    let mut folder = Folder::take(dir, "forebay pack", &plan.header.identity)?;
+    let source_bytes = snapshot.catalog.shards().iter().map(|shard| shard.size).sum();
+    let mut done = Packed { source: source_bytes, ..Packed::default() };
+    if let Some(found) = complete(dir, &plan, options.codes)? {
+        let total = found.files.iter().map(|file| file.size).sum();
+        return Ok(Packed { total, kept: found.files.len(), experts: ExpertBytes::of(&found), ..done });
+    }
+    let total = plan.bytes();
+    let mut folder = Folder::take(dir, "forebay pack", &plan.header.identity, options.codes)?;
     let paths: Vec<_> = snapshot.catalog.shards().iter().map(|shard| &shard.path).collect();
     let shards = open_files(&paths, Access::Buffered)?.shards;
 
@@ -56,34 +64,49 @@ pub fn pack(
         if options.cancel.is_cancelled() {
             return Err(PackError::Cancelled);
         }
-        let (file, start) = (&plan.header.files[number], preamble(&plan.header, number));
-        match folder.finished(&file.name, file.size, &start, &plan.header.checked(number))? {
-            Some(crcs) => {
-                there += file.size;
-                plan.header.set_checks(number, &crcs);
+        let raw_size = plan.header.files[number].size;
+        match finished(&folder, &mut plan, number)? {
+            true => {
+                there += raw_size;
                 done.kept += 1;
             }
-            None => missing.push(number),
+            false => missing.push(number),
         }
-        progress(there, done.total);
+        progress(there, total);
     }
-    folder.check_room(done.total - there, options.margin)?;
+    let share = match options.codes {
+        Codes::Raw => 1.0,
+        _ => expected_share(&plan, &missing, &shards)?,
+    };
+    folder.check_room(((total - there) as f64 * share) as u64, options.margin)?;
     for number in missing {
-        let (name, size) = (plan.header.files[number].name.clone(), plan.header.files[number].size);
+        let name = plan.header.files[number].name.clone();
         let mut written = |bytes: u64| {
             there += bytes;
-            progress(there, done.total);
+            progress(there, total);
         };
         let path = folder.partial(&name);
         let mut out = Output::create(&path, options.cancel, &mut written)?;
         out.put(&preamble(&plan.header, number))?;
-        let crcs = match plan.header.layer_in(number) {
-            Some(layer) => records(&plan, layer, &shards, options.threads, &mut out)?,
-            None => residents(&plan, &shards, &mut out)?,
-        };
+        let mut remembered = Value::Null;
+        match plan.header.layer_in(number) {
+            Some(layer) => {
+                let found = records(&plan, layer, &shards, options, &mut out)?;
+                plan.header.files[number].size = found.last().map_or(PAGE, |last| last.offset + last.len);
+                plan.header.layers[layer].records = found;
+                if options.codes != Codes::Raw {
+                    remembered = coded::remember(&plan.header.layers[layer]);
+                }
+            }
+            None => {
+                let crcs = residents(&plan, &shards, &mut out)?;
+                plan.header.set_checks(number, &crcs);
+            }
+        }
+        let size = plan.header.files[number].size;
         out.finish(size)?;
-        folder.finish(&name, size, &crcs)?;
-        plan.header.set_checks(number, &crcs);
+        let crcs: Vec<u32> = plan.header.checked(number).iter().map(|part| part.crc).collect();
+        folder.finish(&name, size, &crcs, remembered)?;
         done.bytes += size;
         done.files += 1;
     }
@@ -98,19 +121,63 @@ pub fn pack(
     // Everything is read back and checked but the weights.
     Native::open(folder.dir())?;
     folder.complete()?;
+    done.total = plan.bytes();
+    done.experts = ExpertBytes::of(&plan.header);
     Ok(done)
 }
 
-/// Whether `dir` holds just this model, packed to the end.
-fn is_complete(dir: &Path, plan: &Plan) -> Result<bool, PackError> {
+/// The header of `dir`, if it holds just this model, packed to the end.
+fn complete(dir: &Path, plan: &Plan, codes: Codes) -> Result<Option<Header>, PackError> {
     if !Native::is_at(dir) || dir.join(forebay_store::folder::UNFINISHED_PACK).exists() {
-        return Ok(false);
+        return Ok(None);
     }
-    let found = Native::open(dir)?;
-    match found.header().identity == plan.header.identity {
-        true => Ok(true),
-        false => Err(PackError::Occupied { dir: dir.to_owned(), found: "another model".to_owned() }),
+    let header = Native::open(dir)?.header().clone();
+    let occupied = |found: &str| Err(PackError::Occupied { dir: dir.to_owned(), found: found.to_owned() });
+    let (coded, codable) =
+        (ExpertBytes::of(&header).coded > 0, header.kinds.iter().any(|kind| kind.codable().is_some()));
+    match codes {
+        _ if header.identity != plan.header.identity => occupied("another model"),
+        Codes::Raw if coded => occupied("the same model with coded experts"),
+        Codes::Auto | Codes::Coded if codable && !coded => occupied("the same model with raw experts"),
+        _ => Ok(Some(header)),
     }
+}
+
+/// Whether weight file `number` is there; the plan has its checksums and lengths then.
+fn finished(folder: &Folder, plan: &mut Plan, number: usize) -> Result<bool, PackError> {
+    let Header { files, layers, kinds, .. } = &mut plan.header;
+    let (file, mut raw) = (&mut files[number], None);
+    if let Some(layer) = layers.iter_mut().find(|layer| layer.file as usize == number)
+        && let Some(remembered) = folder.records(&file.name).filter(|found| !found.is_null())
+    {
+        raw = Some((file.size, layer.clone()));
+        file.size = coded::recall(layer, kinds, remembered).unwrap_or(0);
+    }
+    let (file, start) = (&plan.header.files[number], preamble(&plan.header, number));
+    let crcs = match file.size {
+        0 => None,
+        size => folder.finished(&file.name, size, &start, &plan.header.checked(number))?,
+    };
+    match (&crcs, raw) {
+        (Some(crcs), _) => plan.header.set_checks(number, crcs),
+        (None, Some((size, layer))) => {
+            let at = plan.header.layer_in(number).unwrap_or(0);
+            (plan.header.files[number].size, plan.header.layers[at]) = (size, layer);
+        }
+        (None, None) => {}
+    }
+    Ok(crcs.is_some())
+}
+
+/// The share of raw bytes that coded files take, a little more than one expert does.
+fn expected_share(plan: &Plan, missing: &[usize], shards: &[Shard]) -> Result<f64, PackError> {
+    let Some(layer) = missing.iter().find_map(|number| plan.header.layer_in(*number)) else { return Ok(1.0) };
+    let Record { kind, .. } = plan.header.layers[layer].records[0];
+    let kind = &plan.header.kinds[usize::from(kind)];
+    let raw = expert::record(shards, kind, &plan.experts[layer][0])
+        .map_err(|cause| PackError::source("the first expert", cause))?;
+    let coded = coded::record(kind, &raw);
+    Ok(coded.map_or(1.0, |(_, bytes)| (1.02 * bytes.len() as f64 / raw.len() as f64).min(1.0)))
 }
 
 /// A file that is being written, front to back.
@@ -133,12 +200,17 @@ impl<'a> Output<'a> {
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), PackError> {
+        self.put_instead(bytes, bytes.len() as u64)
+    }
+
+    /// The same for what takes the place of `counted` bytes.
+    fn put_instead(&mut self, bytes: &[u8], counted: u64) -> Result<(), PackError> {
         if self.cancel.is_cancelled() {
             return Err(PackError::Cancelled);
         }
         self.file.write_all(bytes).map_err(|cause| PackError::at("write", self.path, cause))?;
         self.at += bytes.len() as u64;
-        (self.written)(bytes.len() as u64);
+        (self.written)(counted);
         Ok(())
     }
 
@@ -155,29 +227,45 @@ impl<'a> Output<'a> {
     }
 }
 
-/// Writes the records of a layer; their checksums.
+/// An expert as it is written.
+struct Made {
+    bytes: Vec<u8>,
+    crc: u32,
+    coded: Option<Coded>,
+}
+
+impl Made {
+    fn new(kind: &RecordKind, raw: Vec<u8>, codes: Codes) -> Self {
+        let found = if codes == Codes::Raw { None } else { coded::record(kind, &raw) };
+        let (coded, bytes) = found.map_or((None, raw), |(coded, bytes)| (Some(coded), bytes));
+        Self { crc: crc32c::crc32c(&bytes), bytes, coded }
+    }
+}
+
+/// Writes the records of a layer; what the header says of them.
 fn records(
     plan: &Plan,
     layer: usize,
     shards: &[Shard],
-    threads: usize,
+    options: PackOptions<'_>,
     out: &mut Output<'_>,
-) -> Result<Vec<u32>, PackError> {
+) -> Result<Vec<Record>, PackError> {
     let (of, sources) = (&plan.header.layers[layer], &plan.experts[layer]);
-    let mut crcs = Vec::with_capacity(sources.len());
+    let kind = |expert: usize| &plan.header.kinds[usize::from(of.records[expert].kind)];
+    let mut written: Vec<Record> = Vec::with_capacity(sources.len());
     let make = |&expert: &usize| {
-        let kind = &plan.header.kinds[usize::from(of.records[expert].kind)];
-        let bytes = expert::record(shards, kind, &sources[expert])?;
-        Ok((crc32c::crc32c(&bytes), bytes))
+        let raw = expert::record(shards, kind(expert), &sources[expert])?;
+        Ok(Made::new(kind(expert), raw, options.codes))
     };
     let experts: Vec<usize> = (0..sources.len()).collect();
-    in_order(&experts, threads, 0, make, |expert, made: Result<_, ReadError>| {
-        let (crc, bytes) =
+    in_order(&experts, options.threads, 0, make, |&expert, made: Result<_, ReadError>| {
+        let Made { bytes, crc, coded } =
             made.map_err(|cause| PackError::source(format!("expert {expert} of layer {}", of.layer), cause))?;
-        crcs.push(crc);
-        out.put(&bytes)
+        let offset = out.at;
+        written.push(Record { offset, len: bytes.len() as u64, crc, coded, ..of.records[expert] });
+        out.put_instead(&bytes, kind(expert).len)
     })?;
-    Ok(crcs)
+    Ok(written)
 }
 
 /// Writes the resident tensors, with their row checksums; the checksums of both.

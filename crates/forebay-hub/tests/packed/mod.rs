@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_core::{CancelToken, Format};
 use forebay_engine::{Engine, EngineOptions, Session};
-use forebay_hub::pack::{self, PackError, PackOptions, Packed};
+use forebay_hub::pack::{self, Codes, PackError, PackOptions, Packed};
 use forebay_hub::synth::{self, Dims, SynthSpec, TextFiles};
 use forebay_store::catalog::Catalog;
 
@@ -26,6 +26,13 @@ pub fn small(format: Format) -> SynthSpec {
     SynthSpec { dims, dense: 1, moe: 2, format, mtp: true, dsa: true, seed: 7, shard_bytes: 300_000 }
 }
 
+/// The same with eight experts a layer that are large enough to become smaller when they are coded.
+pub fn codable(format: &str) -> SynthSpec {
+    let small = small(format.parse().unwrap());
+    let dims = Dims { hidden: 384, dense_width: 256, expert_width: 256, experts: 8, ..small.dims };
+    SynthSpec { dims, shard_bytes: 1_000_000, ..small }
+}
+
 pub fn write_synth(dir: &Path, spec: &SynthSpec) {
     let files = vec![("tokenizer.json".to_owned(), b"{}".to_vec())];
     let text = TextFiles { files, tokens: 300, stop_ids: vec![290] };
@@ -38,11 +45,17 @@ pub fn demo() -> PathBuf {
 }
 
 pub fn options(cancel: &CancelToken) -> PackOptions<'_> {
-    PackOptions { threads: 2, margin: 0, cancel }
+    PackOptions { threads: 2, codes: Codes::Raw, margin: 0, cancel }
 }
 
 pub fn pack(source: &Path, dir: &Path) -> Result<Packed, PackError> {
     pack::pack(source, dir, options(&CancelToken::new()), &mut |_, _| {})
+}
+
+/// Packs with every expert coded that becomes smaller.
+pub fn pack_coded(source: &Path, dir: &Path) -> Result<Packed, PackError> {
+    let cancel = CancelToken::new();
+    pack::pack(source, dir, PackOptions { codes: Codes::Coded, ..options(&cancel) }, &mut |_, _| {})
 }
 
 pub fn unpack(source: &Path, dir: &Path) -> Result<Packed, PackError> {

@@ -196,6 +196,12 @@ impl Out {
         Self { ptr: self.ptr.wrapping_add(first * self.stride), ..self }
     }
 
+    /// The same places for a matrix that starts with weight row `row` of this one.
+    #[inline(always)]
+    pub(crate) fn from_row(self, row: usize) -> Self {
+        Self { ptr: self.ptr.wrapping_add(row - self.first), first: 0, ..self }
+    }
+
     /// Stores one result.
     ///
     /// # Safety

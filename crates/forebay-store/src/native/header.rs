@@ -1,5 +1,8 @@
 //! What the header of a Forebay container says. docs/format.md is the source of truth; the names here are its names.
 
+use std::ops::Range;
+
+use forebay_core::format::FP8_BLOCK;
 use forebay_core::panel::PanelShape;
 use forebay_core::{DIRECT_ALIGN, Format};
 
@@ -165,6 +168,28 @@ pub struct Record {
     pub crc: u32,
     /// Index into [`Header::kinds`].
     pub kind: u16,
+    /// How its matrices are coded; `None` if they lie as the kind says.
+    pub coded: Option<Coded>,
+}
+
+/// Where the matrices of a coded record lie. Each is a [coded matrix](forebay_core::coded) of the shape that the
+/// record's kind states; gate comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Coded {
+    /// Some of its scales are stored as indices.
+    pub index_scales: bool,
+    /// First byte of up, in units of [`TENSOR_ALIGN`].
+    pub up: u32,
+    /// First byte of down, in units of [`TENSOR_ALIGN`].
+    pub down: u32,
+}
+
+impl Coded {
+    /// The places of gate, up and down in a record of `len` bytes, padding included. `None` if one of them is empty.
+    pub fn places(&self, len: u64) -> Option<[Range<u64>; 3]> {
+        let (up, down) = (u64::from(self.up) * TENSOR_ALIGN, u64::from(self.down) * TENSOR_ALIGN);
+        (0 < up && up < down && down < len).then_some([0..up, up..down, down..len])
+    }
 }
 
 /// The experts of one layer.
@@ -301,6 +326,25 @@ impl RecordKind {
         }
         let len = at.checked_next_multiple_of(PAGE).filter(|len| usize::try_from(*len).is_ok())?;
         Some(Self { matrices, len })
+    }
+
+    /// The panels of its matrices, if all of them are int4 in panels: then a record may be coded.
+    pub fn codable(&self) -> Option<[PanelShape; 3]> {
+        let int4 = |matrix: &Matrix| {
+            let is_int4 = matches!(matrix.weight.format, Format::Int4Row | Format::Int4Group(_));
+            matrix.weight.panels().filter(|_| is_int4 && matrix.layout == Layout::Panels)
+        };
+        let [gate, up, down] = self.matrices.each_ref().map(int4);
+        Some([gate?, up?, down?])
+    }
+
+    /// Whether scales of a coded record may be stored as indices: groups of a matrix lie within FP8's blocks.
+    pub fn may_have_index_scales(&self) -> bool {
+        let within = |matrix: &Matrix| match matrix.weight.format {
+            Format::Int4Group(size) => FP8_BLOCK.is_multiple_of(size.get()),
+            _ => false,
+        };
+        self.codable().is_some() && self.matrices.iter().any(within)
     }
 }
 

@@ -35,8 +35,12 @@ const MAGIC: [u8; 8] = *b"FOREBAY\0";
 const NO_LAYER: u32 = u32::MAX;
 /// Records are stored as they are.
 const CODEC_RAW: u8 = 0;
+/// Records hold coded matrices.
+const CODEC_CODED: u8 = 1;
 /// Scales are stored as f32.
 const SCALES_F32: u8 = 0;
+/// Some scales are stored as indices.
+const SCALES_INDEX: u8 = 1;
 
 impl Header {
     /// Reads the bytes of a header file; `path` is for errors.

@@ -10,10 +10,10 @@ use forebay_core::Format;
 use super::bytes::Cursor;
 use super::error::FormatError;
 use super::header::{
-    DataFile, EXPERT_PLACE, Header, Layer, Layout, Matrix, PAGE, Placer, Record, RecordKind, RowChecks,
-    SideFile, Source, SourceFile, Tensor, Weight,
+    Coded, DataFile, EXPERT_PLACE, Header, Layer, Layout, Matrix, PAGE, Placer, Record, RecordKind,
+    RowChecks, SideFile, Source, SourceFile, TENSOR_ALIGN, Tensor, Weight,
 };
-use super::{CODEC_RAW, FIXED_BYTES, HEADER_NAME, MAX_NAME, NO_LAYER, SCALES_F32};
+use super::{CODEC_CODED, CODEC_RAW, FIXED_BYTES, HEADER_NAME, MAX_NAME, NO_LAYER, SCALES_F32, SCALES_INDEX};
 use crate::shard::{Dtype, MAX_RANK, elements};
 
 /// Reads the body of a header, which follows the fixed part.
@@ -312,22 +312,63 @@ fn record(at: &mut Cursor<'_>, header: &Header, next: u64) -> Result<Record, For
     let crc = at.u32("the checksum of a record")?;
     let kind = at.u16("the kind of a record")?;
     let codec = at.u8("the codec of a record")?;
-    let scales = at.u8("the scale encoding of a record")?;
-    at.exactly(0, "the reserved field of a record")?;
-    if codec != CODEC_RAW {
-        return Err(at.wrong("the codec of a record", "0 (raw)", codec));
-    }
-    if scales != SCALES_F32 {
-        return Err(at.wrong("the scale encoding of a record", "0 (f32)", scales));
-    }
     let Some(of_kind) = header.kinds.get(usize::from(kind)) else {
         return Err(at.wrong("the kind of a record", format!("less than {}", header.kinds.len()), kind));
     };
-    if (offset, len) != (next, of_kind.len) {
+    let coded = match codec {
+        CODEC_RAW => {
+            let scales = at.u8("the scale encoding of a record")?;
+            if scales != SCALES_F32 {
+                return Err(at.wrong("the scale encoding of a raw record", "0 (f32)", scales));
+            }
+            at.exactly(0, "the last field of a raw record")?;
+            None
+        }
+        CODEC_CODED if of_kind.codable().is_none() => {
+            return Err(at.wrong("the codec of a record", "0 (raw): not all is int4 in panels", codec));
+        }
+        CODEC_CODED => Some(coded(at, of_kind, len)?),
+        other => return Err(at.wrong("the codec of a record", "0 (raw) or 1 (coded)", other)),
+    };
+    if offset != next || coded.is_none() && len != of_kind.len {
         let expected = format!("{} bytes from {next}", of_kind.len);
         return Err(at.wrong("the place of a record", expected, format!("{len} from {offset}")));
     }
-    Ok(Record { offset, len, crc, kind })
+    Ok(Record { offset, len, crc, kind, coded })
+}
+
+/// What a coded record of `len` bytes says of itself.
+fn coded(at: &mut Cursor<'_>, kind: &RecordKind, len: u64) -> Result<Coded, FormatError> {
+    let index_scales = match at.u8("the scale encoding of a record")? {
+        SCALES_F32 => false,
+        SCALES_INDEX if kind.may_have_index_scales() => true,
+        SCALES_INDEX => {
+            let expected = "0 (f32): no groups that divide 128 columns";
+            return Err(at.wrong("the scale encoding of a coded record", expected, SCALES_INDEX));
+        }
+        other => {
+            return Err(at.wrong("the scale encoding of a coded record", "0 (f32) or 1 (index)", other));
+        }
+    };
+    let up = at.u32("the place of up in a coded record")?;
+    let down = at.u32("the place of down in a coded record")?;
+    let coded = Coded { index_scales, up, down };
+    // It is there because it is smaller, by a page at least.
+    let most = kind.len.saturating_sub(PAGE);
+    if !len.is_multiple_of(PAGE) || len > most {
+        return Err(at.wrong(
+            "the length of a coded record",
+            format!("whole pages, {most} bytes at most"),
+            len,
+        ));
+    }
+    match coded.places(len) {
+        Some(_) => Ok(coded),
+        None => {
+            let expected = format!("0 < up < down < {}", len / TENSOR_ALIGN);
+            Err(at.wrong("the places in a coded record", expected, format!("up {up}, down {down}")))
+        }
+    }
 }
 
 /// No tensor of the source may be in two places.

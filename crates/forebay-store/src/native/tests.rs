@@ -52,7 +52,7 @@ fn header() -> Header {
     let mut layers = Vec::new();
     for (file, (layer, kind)) in [(1, (3, 0u16)), (2, (4, 1))] {
         let len = kinds[usize::from(kind)].len;
-        let record = |i: u64| Record { offset: PAGE + i * len, len, crc: i as u32, kind };
+        let record = |i: u64| Record { offset: PAGE + i * len, len, crc: i as u32, kind, coded: None };
         let names = ["gate", "up", "down"].map(|part| format!("layers.{layer}.experts.{{e}}.{part}"));
         let records: Vec<_> = (0..3).map(record).collect();
         files.push(DataFile {
@@ -80,13 +80,40 @@ fn header() -> Header {
     }
 }
 
+/// Layers whose int4 experts have five pages, coded ones two or four, and one is as it was.
+fn coded_header() -> Header {
+    let mut header = header();
+    for (kind, format) in ["int4-g64", "int4-row"].into_iter().enumerate() {
+        let int4 = |rows, cols| matrix(format.parse().unwrap(), rows, cols);
+        header.kinds[kind] = RecordKind::place([int4(64, 128), int4(64, 128), int4(128, 64)]).unwrap();
+    }
+    let of = |index_scales, up, down| Some(Coded { index_scales, up, down });
+    for (layer, index_scales) in [(0, true), (1, false)] {
+        let Layer { file, records, .. } = &mut header.layers[layer];
+        let mut at = PAGE;
+        for (record, (pages, coded)) in
+            records.iter_mut().zip([(2, of(index_scales, 40, 80)), (0, None), (1, of(false, 1, 63))])
+        {
+            let kind = &header.kinds[usize::from(record.kind)];
+            let len = if pages == 0 { kind.len } else { pages * PAGE };
+            *record = Record { offset: at, len, coded, ..*record };
+            at += len;
+        }
+        header.files[*file as usize].size = at;
+    }
+    header
+}
+
 fn parse(bytes: &[u8]) -> Result<Header, NativeError> {
     Header::parse(bytes, Path::new("model.forebay"))
 }
 
 /// The header with a change of its fields, sealed anew.
 fn refused(change: impl FnOnce(&mut Header)) -> String {
-    let mut header = header();
+    refused_of(header(), change)
+}
+
+fn refused_of(mut header: Header, change: impl FnOnce(&mut Header)) -> String {
     change(&mut header);
     match parse(&header.to_bytes()) {
         Ok(_) => panic!("accepted"),
@@ -107,8 +134,9 @@ fn write(dir: &Path, header: &Header) {
 
 #[test]
 fn what_was_written_is_read() {
-    let header = header();
-    assert_eq!(parse(&header.to_bytes()).unwrap(), header);
+    for header in [header(), coded_header()] {
+        assert_eq!(parse(&header.to_bytes()).unwrap(), header);
+    }
 }
 
 /// The bytes that docs/format.md shows, put together here by hand.
@@ -172,7 +200,7 @@ fn later_versions_and_unknown_flags_are_refused_by_name() {
     // The last record ends the body: codec, scales, reserved.
     let body = header().to_bytes()[32..].to_vec();
     for (back, value, words) in
-        [(10, 1, "codec"), (9, 1, "scale encoding"), (8, 1, "reserved"), (10, 77, "codec")]
+        [(10, 1, "codec"), (9, 1, "scale encoding"), (8, 1, "last field"), (10, 77, "codec")]
     {
         let mut body = body.clone();
         let at = body.len() - back;
@@ -224,6 +252,90 @@ fn contradictions_are_refused() {
 }
 
 #[test]
+fn coded_records_are_what_section_5_says() {
+    let header = coded_header();
+    // Two matrices of 64 x 128 and one of 128 x 64: 4096 bytes of codes each, and 64 or 128 lines of scales.
+    assert_eq!((header.kinds[0].len, header.kinds[1].len), (16_384, 16_384));
+    let coded = |up, down| Coded { index_scales: false, up, down };
+    assert_eq!(coded(40, 80).places(8192), Some([0..2560, 2560..5120, 5120..8192]));
+    assert_eq!(coded(1, 2).places(4096), Some([0..64, 64..128, 128..4096]));
+    for (up, down) in [(0, 80), (40, 40), (80, 40), (40, 128), (40, u32::MAX), (u32::MAX, u32::MAX)] {
+        assert_eq!(coded(up, down).places(8192), None, "{up} {down}");
+    }
+    // The last entry, as docs/format.md lists its fields.
+    let bytes = header.to_bytes();
+    let entry = bytes[bytes.len() - 32..].to_vec();
+    let Record { offset, len, crc, .. } = header.layers[1].records[2];
+    let by_hand = [
+        &offset.to_le_bytes()[..],
+        &len.to_le_bytes(),
+        &crc.to_le_bytes(),
+        b"\x01\0",
+        b"\x01\0",
+        &1u32.to_le_bytes(),
+        &63u32.to_le_bytes(),
+    ];
+    assert_eq!(entry, by_hand.concat());
+}
+
+#[test]
+fn hostile_coded_records_are_refused_by_name() {
+    let refused = |layer: usize, expert: usize, change: &dyn Fn(&mut Record)| {
+        refused_of(coded_header(), |header| change(&mut header.layers[layer].records[expert]))
+    };
+    let coded =
+        |up, down| move |record: &mut Record| record.coded = Some(Coded { index_scales: false, up, down });
+    for (up, down) in [(0, 9), (9, 9), (9, 8), (9, 128), (u32::MAX, u32::MAX)] {
+        assert!(refused(0, 0, &coded(up, down)).contains("the places in a coded record"), "{up} {down}");
+    }
+    assert!(refused(0, 0, &|record| record.len = 0).contains("the places in a coded record"));
+    for len in [1, 8191, 16_384, 1 << 40, u64::MAX] {
+        assert!(refused(0, 0, &|record| record.len = len).contains("the length of a coded record"), "{len}");
+    }
+    // Shorter or longer by a page, the next one is not where it must be.
+    assert!(refused(0, 0, &|record| record.len = 12_288).contains("the place of a record"));
+    assert!(refused(0, 2, &|record| record.len = 8192).contains("the size of experts-3.fbw"));
+    // A record that is not as long as its kind says is no raw one.
+    assert!(refused(0, 0, &|record| record.coded = None).contains("the place of a record"));
+    // One scale a row has no index; matrices that are not int4 in panels have no codes.
+    let index = |record: &mut Record| record.coded = Some(Coded { index_scales: true, up: 9, down: 10 });
+    assert!(refused(1, 0, &index).contains("the scale encoding of a coded record"));
+    let mut header = header();
+    index(&mut header.layers[1].records[0]);
+    assert!(parse(&header.to_bytes()).unwrap_err().to_string().contains("not all is int4 in panels"));
+    let body = coded_header().to_bytes()[32..].to_vec();
+    for (back, value, words) in
+        [(10, 2, "the codec of a record"), (9, 2, "the scale encoding"), (8, 0, "the places")]
+    {
+        let mut body = body.clone();
+        let at = body.len() - back;
+        body[at] = value;
+        let error = parse(&seal(&body)).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn a_coded_record_is_one_read_as_long_as_it_is() {
+    let header = coded_header();
+    let of = |expert: usize| {
+        let record = &header.layers[0].records[expert];
+        crate::record::ExpertRecord::native(1, record, &header.kinds[0]).unwrap()
+    };
+    let coded = of(0);
+    assert_eq!(
+        (coded.len, coded.segments[0].len, coded.segments[0].dst, coded.check),
+        (8192, 8192, 0, Some(0))
+    );
+    let places = coded.parts.each_ref().map(|part| (part.layout, part.codes.clone(), part.scales.clone()));
+    let lies = |range| (crate::record::Codes::Coded, range, 0..0);
+    assert_eq!(places, [lies(0..2560), lies(2560..5120), lies(5120..8192)]);
+    let raw = of(1);
+    assert_eq!((raw.len, raw.parts[1].layout), (16_384, crate::record::Codes::Panels));
+    assert_eq!(raw.segments[0].offset, 4096 + 8192);
+}
+
+#[test]
 fn a_folder_must_have_exactly_the_files_of_its_header() {
     let dir = tempfile::tempdir().unwrap();
     let header = header();
@@ -271,8 +383,9 @@ proptest! {
 
     /// Whatever a body is turned into: an error, or a header that is sound and means what its bytes say.
     #[test]
-    fn damaged_bodies_never_panic(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0..4u8), 1..6)) {
-        let mut body = header().to_bytes()[FIXED_BYTES..].to_vec();
+    fn damaged_bodies_never_panic(coded in any::<bool>(), changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0..4u8), 1..6)) {
+        let header = if coded { coded_header() } else { header() };
+        let mut body = header.to_bytes()[FIXED_BYTES..].to_vec();
         for (at, value, how) in changes {
             let at = at.index(body.len());
             match how {

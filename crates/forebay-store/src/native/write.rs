@@ -2,9 +2,9 @@
 
 use super::bytes::Fields;
 use super::header::{
-    DataFile, Header, Layer, Layout, Matrix, Record, RecordKind, SideFile, Source, Tensor, Weight,
+    Coded, DataFile, Header, Layer, Layout, Matrix, Record, RecordKind, SideFile, Source, Tensor, Weight,
 };
-use super::{CODEC_RAW, FIXED_BYTES, MAGIC, NO_LAYER, SCALES_F32, VERSION};
+use super::{CODEC_CODED, CODEC_RAW, FIXED_BYTES, MAGIC, NO_LAYER, SCALES_F32, SCALES_INDEX, VERSION};
 
 impl Header {
     /// The bytes of the header file. What [`parse`](Self::parse) refuses is written all the same.
@@ -115,13 +115,23 @@ fn layer(out: &mut Fields, layer: &Layer) {
     out.u8(u8::from(layer.fused));
     layer.names.iter().for_each(|name| out.text(name));
     out.count(layer.records.len());
-    for Record { offset, len, crc, kind } in &layer.records {
+    for Record { offset, len, crc, kind, coded } in &layer.records {
         out.u64(*offset);
         out.u64(*len);
         out.u32(*crc);
         out.u16(*kind);
-        out.u8(CODEC_RAW);
-        out.u8(SCALES_F32);
-        out.u64(0);
+        match coded {
+            None => {
+                out.u8(CODEC_RAW);
+                out.u8(SCALES_F32);
+                out.u64(0);
+            }
+            Some(Coded { index_scales, up, down }) => {
+                out.u8(CODEC_CODED);
+                out.u8(if *index_scales { SCALES_INDEX } else { SCALES_F32 });
+                out.u32(*up);
+                out.u32(*down);
+            }
+        }
     }
 }

@@ -30,15 +30,15 @@ pub struct LayerExperts {
     pub class: usize,
     /// Experts that may stay in memory; 0 streams every one.
     pub quota: usize,
-    /// Bytes of one expert in its slab.
+    /// Bytes of one expert in its slab, at most.
     pub slab_len: usize,
     /// Per expert, what to read. Destinations count in the slab or, with a
-    /// transform, in its raw buffer.
+    /// transform of its own, in its raw buffer.
     pub experts: Vec<Arc<[ReadSegment]>>,
     /// CRC32C of what each expert's one read brings; empty if the files have none.
     pub checks: Vec<u32>,
-    /// What is done to the bytes on their way into the slab.
-    pub transform: Option<Arc<dyn Transform>>,
+    /// By expert, what is done to its bytes on their way into the slab. Those behind the last one come as they are.
+    pub transforms: Vec<Option<Arc<dyn Transform>>>,
 }
 
 /// A configuration that cannot work. All but [`ArenaTooSmall`](Self::ArenaTooSmall)
@@ -110,7 +110,7 @@ pub enum ConfigError {
         /// Bytes of the buffer.
         room: usize,
     },
-    /// The layer's transform needs more scratch than the reader's workers may hold.
+    /// A transform of the layer needs more scratch than the reader's workers may hold.
     #[error(
         "layer {layer} needs {needed} bytes of scratch per read worker, the limit is {limit}; please report this as a bug"
     )]
@@ -172,14 +172,6 @@ impl LayerExperts {
         if (quota < self.experts.len() || governed) && staging == 0 {
             return Err(ConfigError::NoStaging { layer, class, quota, experts: self.experts.len() });
         }
-        let mut room = slab_len;
-        if let Some(transform) = &self.transform {
-            room = transform.raw_len();
-            let limit = reader.scratch_per_worker();
-            if room > limit {
-                return Err(ConfigError::ScratchTooSmall { layer, needed: room, limit });
-            }
-        }
         let one_each =
             self.checks.len() == self.experts.len() && self.experts.iter().all(|reads| reads.len() == 1);
         if !self.checks.is_empty() && !one_each {
@@ -190,6 +182,12 @@ impl LayerExperts {
             let key = ExpertKey { layer, expert };
             if segments.is_empty() {
                 return Err(ConfigError::NoSegments { key });
+            }
+            let transform = self.transforms.get(expert as usize).and_then(Option::as_ref);
+            let room = transform.map_or(slab_len, |transform| transform.raw_len());
+            let limit = reader.scratch_per_worker();
+            if transform.is_some() && room > limit {
+                return Err(ConfigError::ScratchTooSmall { layer, needed: room, limit });
             }
             for &segment in segments.iter() {
                 let end = segment.dst.checked_add(segment.len);

@@ -233,7 +233,7 @@ fn configurations_that_cannot_work_are_refused() {
         assert_eq!(error, Some(ConfigError::BadSegment { key, segment, shards: 3, room: 5000 }));
     }
     assert_eq!(
-        try_config(&|c| layer(c, &|l| l.transform = Some(Arc::new(Negate { fail_on: None })))),
+        try_config(&|c| layer(c, &|l| l.transforms = vec![None, Some(Arc::new(Negate { fail_on: None }))])),
         Some(ConfigError::ScratchTooSmall { layer: 4, needed: 5000, limit: 100 })
     );
 }
@@ -269,7 +269,9 @@ fn transforms_run_on_the_way_in() {
     .unwrap();
     let arena = Arena::new(&[SlabClass { bytes: LEN[0], count: 3 }]).unwrap();
     let transform = Some(Arc::new(Negate { fail_on: Some(byte(3, 7, 0)) }) as _);
-    let layer = LayerExperts { class: 0, quota: 2, slab_len: LEN[0], experts, checks: Vec::new(), transform };
+    let transforms = vec![transform; experts.len()];
+    let layer =
+        LayerExperts { class: 0, quota: 2, slab_len: LEN[0], experts, checks: Vec::new(), transforms };
     let config = StoreConfig {
         layers: [(3, layer)].into(),
         staging: vec![1],

@@ -70,7 +70,14 @@ pub fn layers(quota: usize) -> BTreeMap<u32, LayerExperts> {
         let experts = shard_of(layer, class).1;
         (
             layer,
-            LayerExperts { class, quota, slab_len: LEN[class], experts, checks: Vec::new(), transform: None },
+            LayerExperts {
+                class,
+                quota,
+                slab_len: LEN[class],
+                experts,
+                checks: Vec::new(),
+                transforms: Vec::new(),
+            },
         )
     };
     LAYERS.iter().map(of).collect()

@@ -1,5 +1,6 @@
 //! The AVX-512 room, with VNNI.
 
+pub(crate) mod coded;
 mod lanes;
 mod panel;
 mod rows;
