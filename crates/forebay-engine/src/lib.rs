@@ -2,6 +2,7 @@
 //!
 //! - [`mod@plan`]: what will fit, decided before anything is allocated.
 //! - [`engine`]: a loaded model with its expert store and threads.
+//! - [`mod@idle`]: what happens between two requests.
 //! - [`session`]: one sequence: prefill, decode, continue, score.
 //! - [`sample`], [`rng`]: from logits to a token.
 //! - [`routes`]: recording which experts were used.
@@ -9,6 +10,7 @@
 //! Text, templates and command lines live elsewhere; this crate sees ids only.
 
 pub mod engine;
+pub mod idle;
 pub mod plan;
 pub mod rng;
 pub mod routes;

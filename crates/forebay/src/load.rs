@@ -62,7 +62,7 @@ impl Loaded {
     pub fn open(dir: PathBuf, text: TextSide, args: &EngineArgs) -> Result<Self, Failure> {
         let started = Instant::now();
         let mut engine = open_engine(&dir, args.options(), &args.disk.mirror)?;
-        let usage = Usage::begin(&dir, &mut engine, args.disk.warms_up());
+        let usage = Usage::begin(&dir, &mut engine);
         let stops = StopSet::new(engine.stop_ids().iter().copied(), &text.tokenizer);
         let roots = roots(&dir, &args.disk.mirror);
         Ok(Self { dir, roots, engine, text, stops, load_time: started.elapsed(), usage })
