@@ -351,7 +351,8 @@ impl Engine {
         let threads = options.threads();
         let team = Team::new(threads).map_err(|cause| OpenError::Threads { threads, cause })?;
         let roots = files(opened.shards, way.access)?;
-        let config = options.io.reader(way, plan::scratch_per_worker(&snapshot, plan.expert_slots(), parts.mtp));
+        let config =
+            options.io.reader(way, plan::scratch_per_worker(&snapshot, plan.expert_slots(), parts.mtp));
         if let Some(part) = snapshot.mtp_part.take_if(|_| parts.mtp) {
             snapshot.experts.join(part.experts);
         }

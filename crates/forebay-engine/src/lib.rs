@@ -2,6 +2,7 @@
 //!
 //! - [`mod@plan`]: what will fit, decided before anything is allocated.
 //! - [`engine`]: a loaded model with its expert store and threads.
+//! - [`mod@idle`]: what happens between two requests.
 //! - [`session`]: one sequence: prefill, decode, continue, score.
 //! - [`draft`]: tokens that are guessed at and then verified.
 //! - [`sample`], [`rng`]: from logits to a token.
@@ -11,6 +12,7 @@
 
 pub mod draft;
 pub mod engine;
+pub mod idle;
 pub mod plan;
 pub mod rng;
 pub mod routes;

@@ -233,16 +233,16 @@ impl Session {
     ) -> Result<Outcome, GenerateError> {
         let mut sampler = Sampler::new(request.sampling)?;
         // What was read while nobody asked for anything is not this answer's cost.
-        engine.store.collect();
+        engine.store.work_begins();
         let before = engine.counters();
         let started = Instant::now();
         let mut stats = Stats::default();
         let finish =
             self.run(engine, request, cancel, &mut trace, on_event, &mut sampler, &mut stats, started)?;
+        engine.store.work_ends();
         stats.decode = started.elapsed() - stats.prefill;
         stats.experts = engine.counters().since(&before);
         stats.non_finite_logits = sampler.non_finite();
-        engine.store.warm_up();
         Ok(Outcome { finish, stats })
     }
 
@@ -568,6 +568,7 @@ impl Session {
         trace: &mut Option<&mut (dyn Trace + '_)>,
         on_row: &mut dyn FnMut(Row<'_>),
     ) -> Result<(), GenerateError> {
+        engine.store.work_begins();
         if !tokens.is_empty() {
             self.hidden_again(engine);
         }
@@ -599,6 +600,7 @@ impl Session {
             }
             on_row(Row::Pass(self.pass_stats(engine, tokens.len(), &start)));
         }
+        engine.store.work_ends();
         Ok(())
     }
 

@@ -103,7 +103,6 @@ fn warm_up(engine: &mut Engine) {
     let (experts, top_k) = (moe.experts as u64, moe.top_k);
     let store = engine.store();
     store.seed(top_k, &|layer| (0..experts).map(|expert| 1 + (expert * 5 + u64::from(layer)) % 9).collect());
-    store.set_warm_up(true);
     store.warm_up();
 }
 

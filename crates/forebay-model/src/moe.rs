@@ -7,11 +7,11 @@
 //! that: it takes its experts in ascending order and adds each output at once, so that every
 //! expert is read once for all rows of the pass.
 
+mod choose;
 mod guess;
 mod kept;
 
 use forebay_core::CancelToken;
-use forebay_kernels::{Input, RouterRule, matmul, route};
 use forebay_tiers::routes::Union;
 use forebay_tiers::{ExpertError, ExpertStore, Order};
 
@@ -24,6 +24,7 @@ use crate::spec::ModelSpec;
 use crate::trace::Trace;
 use crate::weights::{Matrix, Mlp};
 use crate::workspace::{Quantised, resize};
+use choose::choose;
 use guess::GuessScratch;
 use kept::KeptInput;
 
@@ -80,6 +81,8 @@ pub(crate) struct MoeScratch {
     /// `[rows, hidden]`, or a part of the rows; nothing if there is no shared expert.
     shared: Vec<f32>,
     guess: GuessScratch,
+    /// Every expert of a layer, ascending: what a long pass is expected to want.
+    every: Vec<u32>,
 }
 
 impl MoeScratch {
@@ -93,6 +96,7 @@ impl MoeScratch {
         let width = m.expert_width.max(m.shared_width);
         let at_once = rows.min(EXPERT_ROWS);
         routing
+            + 4 * m.experts
             + outputs
             + KeptInput::planned_bytes(spec.hidden, rows, at_once, floats)
             + MlpScratch::planned_bytes(at_once, width)
@@ -129,24 +133,20 @@ pub(crate) fn admit(
     let m = &spec.moe;
     let (first, rows) = (scratch.ids.len() / m.top_k, x.len() / spec.hidden);
     scratch.input.keep(ctx, x, quantised);
-    resize(&mut scratch.logits, rows * m.experts);
-    matmul(ctx.kernels, ctx.team, site.router.weights(), Input::exact(x), &mut scratch.logits);
     scratch.ids.resize((first + rows) * m.top_k, 0);
     scratch.weights.resize((first + rows) * m.top_k, 0.0);
-    let rule = RouterRule { normalise: m.normalise, scaling: m.scaling };
-    for (row, logits) in (first..).zip(scratch.logits.chunks_exact_mut(m.experts)) {
-        let position = site.start + row;
+    let chosen = first * m.top_k..;
+    let (ids, weights) = (&mut scratch.ids[chosen.clone()], &mut scratch.weights[chosen]);
+    choose(ctx, site.router, site.bias, x, &mut scratch.logits, ids, weights).map_err(|(row, cause)| {
+        ForwardError::Router { layer: site.layer, position: site.start + first + row, cause }
+    })?;
+    for row in first..first + rows {
         let slots = row * m.top_k..(row + 1) * m.top_k;
-        let (ids, weights) = (&mut scratch.ids[slots.clone()], &mut scratch.weights[slots.clone()]);
-        route(ctx.kernels, logits, site.bias, rule, ids, weights).map_err(|cause| ForwardError::Router {
-            layer: site.layer,
-            position,
-            cause,
-        })?;
+        let (ids, weights) = (&scratch.ids[slots.clone()], &scratch.weights[slots.clone()]);
         if let Some(trace) = &mut trace {
-            trace.routed(site.layer, position, ids, weights);
+            trace.routed(site.layer, site.start + row, ids, weights);
         }
-        for (slot, id) in slots.zip(ids.iter()) {
+        for (slot, id) in slots.zip(ids) {
             let users = &mut scratch.users[*id as usize];
             if users.is_empty() {
                 scratch.union.experts.push(*id);
@@ -220,13 +220,13 @@ pub(crate) fn add_experts(
         }
         scratch.users[ready.expert as usize] = users;
         if reads_on {
-            read_on(ctx, site.layer + 1, step.store());
+            read_on(ctx, site.layer + 1, step.store(), &mut scratch.every);
         }
         profile.lap(Phase::Experts);
     }
     drop(step);
     if reads_on {
-        read_on(ctx, site.layer + 1, store);
+        read_on(ctx, site.layer + 1, store, &mut scratch.every);
     }
     profile.lap(Phase::ExpertWait);
     scratch.union = union;
@@ -259,7 +259,7 @@ pub(crate) fn guess_on_the_way(
         return;
     }
     if x.len() > BUFFERED_ROWS * ctx.model.spec.hidden {
-        read_on(ctx, from, store);
+        read_on(ctx, from, store, &mut scratch.every);
     } else if let Some(next) = guess::next_layer(ctx, from, x, None, &mut scratch.guess) {
         store.look_ahead(next, &scratch.guess.experts);
     }
@@ -267,11 +267,14 @@ pub(crate) fn guess_on_the_way(
 }
 
 /// Asks for the experts of the first sparse layer from `from` on as a long pass wants them: nearly all, in
-/// order.
-fn read_on(ctx: Context<'_>, from: usize, store: &mut ExpertStore) {
+/// order. `every` is the list of them, made once.
+fn read_on(ctx: Context<'_>, from: usize, store: &mut ExpertStore, every: &mut Vec<u32>) {
     if let Some((next, ..)) = guess::next_sparse(ctx, from) {
-        let all: Vec<u32> = (0..ctx.model.spec.moe.experts as u32).collect();
-        store.look_ahead(next as u32, &all);
+        let experts = ctx.model.spec.moe.experts as u32;
+        if every.is_empty() {
+            every.extend(0..experts);
+        }
+        store.look_ahead(next as u32, every);
     }
 }
 

@@ -1,4 +1,5 @@
-//! What streaming cost, in numbers that only grow (docs/streaming.md, "Seeing it").
+//! What streaming cost, in numbers that only grow (docs/streaming.md, "Seeing it"): nothing is counted before it is
+//! certain.
 
 use std::time::Duration;
 
@@ -136,19 +137,6 @@ impl Counters {
         self.ahead_wasted_bytes += bytes;
     }
 
-    /// An expert that was read ahead and claimed by the step in progress is to be read again: it was
-    /// of no use after all. `early` says what it was counted as.
-    pub(crate) fn given_up(&mut self, bytes: u64, early: bool) {
-        if early {
-            self.ahead_ready -= 1;
-            self.ahead_useful_bytes -= bytes;
-        } else {
-            self.ahead_late -= 1;
-            self.ahead_late_bytes -= bytes;
-        }
-        self.wasted(bytes);
-    }
-
     /// A wait of the compute thread.
     pub(crate) fn waited(&mut self, time: Duration) {
         self.wait_ns += time.as_nanos() as u64;
@@ -189,11 +177,15 @@ impl Counters {
         }
     }
 
-    /// Bytes that nobody asked for before their step began: `bytes` less what was read ahead or to warm up.
+    /// Bytes that were read for steps: on demand or ahead, wrong guesses included, and not to warm up.
+    pub fn step_bytes(&self) -> u64 {
+        self.bytes.saturating_sub(self.warm_up_bytes)
+    }
+
+    /// Bytes that nobody asked for before their step began: those read for steps less what was read ahead.
     pub fn demand_bytes(&self) -> u64 {
-        let ahead =
-            [self.ahead_useful_bytes, self.ahead_late_bytes, self.ahead_wasted_bytes, self.warm_up_bytes];
-        ahead.into_iter().fold(self.bytes, u64::saturating_sub)
+        let ahead = [self.ahead_useful_bytes, self.ahead_late_bytes, self.ahead_wasted_bytes];
+        ahead.into_iter().fold(self.step_bytes(), u64::saturating_sub)
     }
 
     /// What was added after `earlier`, a copy taken from the same store.

@@ -44,7 +44,11 @@ pub(crate) struct Controller {
     steps: u32,
     /// Windows until the next try.
     pause: u32,
-    window: Option<(Instant, Counters)>,
+    /// What the counters were when the window began, and the time worked in it.
+    window: Option<Counters>,
+    worked: Duration,
+    /// Up to when time was counted; `None` while nobody asks for anything.
+    counted: Option<Instant>,
     /// Misses so far, and the steps since the last one.
     misses: u64,
     quiet: u32,
@@ -52,7 +56,17 @@ pub(crate) struct Controller {
 
 impl Controller {
     pub(crate) fn new(mode: LookAhead) -> Self {
-        Self { mode, pays: true, steps: 0, pause: 0, window: None, misses: 0, quiet: 0 }
+        Self {
+            mode,
+            pays: true,
+            steps: 0,
+            pause: 0,
+            window: None,
+            worked: Duration::ZERO,
+            counted: None,
+            misses: 0,
+            quiet: 0,
+        }
     }
 
     /// Changes what the user wants; what the counters said before is not forgotten.
@@ -70,6 +84,24 @@ impl Controller {
         }
     }
 
+    /// Somebody asks for something: time counts from now on. What passed before is nobody's, however long a
+    /// person thought.
+    pub(crate) fn work_begins(&mut self, now: Instant) {
+        self.counted = Some(now);
+    }
+
+    /// Nobody asks for anything any more.
+    pub(crate) fn work_ends(&mut self, now: Instant) {
+        self.count(now);
+        self.counted = None;
+    }
+
+    fn count(&mut self, now: Instant) {
+        if let Some(before) = self.counted.replace(now) {
+            self.worked += now.saturating_duration_since(before);
+        }
+    }
+
     /// A step begins.
     pub(crate) fn observe(&mut self, counters: &Counters, now: Instant) {
         self.quiet = if counters.misses == self.misses { self.quiet.saturating_add(1) } else { 0 };
@@ -77,11 +109,16 @@ impl Controller {
         if self.mode != LookAhead::Auto {
             return;
         }
-        let (started, before) = *self.window.get_or_insert((now, *counters));
+        self.count(now);
+        let Some(before) = self.window else {
+            self.open_window(counters);
+            self.steps = 1;
+            return;
+        };
         self.steps += 1;
         let found = counters.since(&before);
         if self.steps >= WINDOW {
-            self.decide(&found, now.duration_since(started));
+            self.decide(&found);
         } else if self.pays && found.ahead_asked >= EVIDENCE && mostly_wrong(&found) {
             self.pays = false;
             self.pause = PAUSE;
@@ -89,12 +126,17 @@ impl Controller {
             return;
         }
         self.steps = 0;
-        self.window = Some((now, *counters));
+        self.open_window(counters);
     }
 
-    fn decide(&mut self, found: &Counters, wall: Duration) {
+    fn open_window(&mut self, counters: &Counters) {
+        self.window = Some(*counters);
+        self.worked = Duration::ZERO;
+    }
+
+    fn decide(&mut self, found: &Counters) {
         if self.pays {
-            let waited = found.wait_ns as f64 / wall.as_nanos().max(1) as f64;
+            let waited = found.wait_ns as f64 / self.worked.as_nanos().max(1) as f64;
             if mostly_wrong(found) || 1.0 - waited < IDLE {
                 self.pays = false;
                 self.pause = PAUSE;
@@ -170,6 +212,28 @@ mod tests {
         assert!(controller.is_on());
         assert!(after(LookAhead::On, wrong, 3));
         assert!(!after(LookAhead::Off, good, 40));
+    }
+
+    /// A turn is a quarter of a window, and the disk is busy for all but two hundredths of it; then a person
+    /// thinks for a minute.
+    #[test]
+    fn time_in_which_a_person_thinks_does_not_count() {
+        let mut controller = Controller::new(LookAhead::Auto);
+        let (mut now, mut counters) = (Instant::now(), Counters::default());
+        for _ in 0..4 {
+            controller.work_begins(now);
+            for _ in 0..WINDOW / 4 {
+                controller.observe(&counters, now);
+                now += Duration::from_millis(1);
+                counters.wait_ns += 980_000;
+                counters.misses += 1;
+            }
+            controller.work_ends(now);
+            now += Duration::from_secs(60);
+        }
+        controller.work_begins(now);
+        controller.observe(&counters, now);
+        assert!(!controller.is_on());
     }
 
     #[test]

@@ -63,8 +63,6 @@ pub struct ExpertStore {
     run: Run,
     ahead: Ahead,
     look_ahead: Controller,
-    /// Whether free slots are filled from history.
-    warms_up: bool,
     governed: Option<Governed>,
     recording: Option<Recording>,
 }
@@ -87,6 +85,8 @@ struct Layer {
     slots: Vec<Option<Slab>>,
     /// What is being read into free slots.
     warming: Vec<Warming>,
+    /// What could not be read into a free slot and is not tried again there.
+    unreadable: Vec<u32>,
 }
 
 /// Who waits for a job.
@@ -123,6 +123,7 @@ impl ExpertStore {
                 cache: LayerCache::new(quota, config.policy),
                 slots: take(class, quota).into_iter().map(Some).collect(),
                 warming: Vec::new(),
+                unreadable: Vec::new(),
             })
             .collect();
         Ok(Self {
@@ -136,7 +137,6 @@ impl ExpertStore {
             run: Run::default(),
             ahead: Ahead::default(),
             look_ahead: Controller::new(config.look_ahead),
-            warms_up: false,
             governed: config
                 .governed
                 .map(|(plan, machine)| Governed { governor: Governor::new(plan), machine }),
@@ -157,14 +157,35 @@ impl ExpertStore {
         if cancel.is_some_and(CancelToken::is_cancelled) {
             return Err(ExpertError::Cancelled { layer });
         }
-        self.settle();
-        self.collect();
-        self.govern();
+        self.rest();
+        if !self.hurry_warm_up(at, &union.experts, cancel) {
+            return Err(ExpertError::Cancelled { layer });
+        }
         if let Some(recording) = &mut self.recording {
             recording.add(at, union);
         }
         self.begin_run(at, union, order);
         Ok(Step::new(self, cancel))
+    }
+
+    /// Somebody asks for something, after a time in which nobody did: what was read meanwhile is dealt with, so
+    /// that it counts as read before, and that time says nothing about reading ahead.
+    pub fn work_begins(&mut self) {
+        self.collect();
+        self.look_ahead.work_begins(Instant::now());
+    }
+
+    /// Nobody asks for anything any more, until [`work_begins`](Self::work_begins).
+    pub fn work_ends(&mut self) {
+        self.look_ahead.work_ends(Instant::now());
+    }
+
+    /// What a store does that nobody asks for anything, as often as may be: deals with what was read, and gives
+    /// memory up or takes it back as the machine wants it. Every step begins with it.
+    pub fn rest(&mut self) {
+        self.settle();
+        self.collect();
+        self.govern();
     }
 
     /// What streaming cost so far.
@@ -193,6 +214,7 @@ impl ExpertStore {
         self.stop_warm_up();
         for layer in &mut self.layers {
             layer.cache.clear();
+            layer.unreadable.clear();
         }
     }
 
@@ -250,14 +272,15 @@ impl ExpertStore {
 
     /// Waits for one read, counting the wait; `false` if there is nothing to wait for.
     fn await_one(&mut self) -> bool {
+        self.await_with(Reader::recv)
+    }
+
+    /// Waits as `wait` does, counting the wait; `false` if that brought nothing.
+    fn await_with(&mut self, wait: impl FnOnce(&Reader) -> Option<Done>) -> bool {
         let started = Instant::now();
-        let done = self.reader.recv();
+        let done = wait(&self.reader);
         self.counters.waited(started.elapsed());
-        match done {
-            Some(done) => self.arrived(done),
-            None => return false,
-        }
-        true
+        done.map(|done| self.arrived(done)).is_some()
     }
 
     /// Hands what a job brought to whoever waits for it.
@@ -267,14 +290,7 @@ impl ExpertStore {
         self.counters.finished(&result, matches!(flight, Some(Flight::WarmUp(_))));
         match flight {
             Some(Flight::WarmUp(at)) => self.warm_up_arrived(at, tag, slab, result),
-            Some(Flight::Load(load)) => {
-                if let Ok(stats) = &result
-                    && self.run.asked_ahead(load)
-                {
-                    self.counters.ahead_late_bytes += stats.bytes;
-                }
-                self.load_arrived(load, slab, result.map(|_| ()));
-            }
+            Some(Flight::Load(load)) => self.load_arrived(load, slab, result),
             Some(Flight::Ahead) => self.guess_arrived(tag, slab, result),
             Some(Flight::Nobody) | None => {
                 if let Ok(stats) = result {

@@ -270,6 +270,17 @@ pub struct ChatArgs {
     /// How to run the model.
     #[command(flatten)]
     pub engine: EngineArgs,
+    /// Read what earlier runs used most into free memory while the chat waits for you; hits then depend on how
+    /// long that took
+    #[arg(long, value_enum, default_value_t = SwitchArg::On, help_heading = "Disk")]
+    pub warm_up: SwitchArg,
+}
+
+impl ChatArgs {
+    /// Whether free memory is filled from the usage history.
+    pub fn warms_up(&self) -> bool {
+        self.warm_up == SwitchArg::On
+    }
 }
 
 impl ChatArgs {

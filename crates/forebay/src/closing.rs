@@ -14,21 +14,21 @@ use crate::console;
 use crate::hindsight::Hindsight;
 use crate::report;
 
-/// Ends what is shown of a run: what went wrong with its folders, then one line.
-pub fn show(engine: &mut Engine, roots: &[PathBuf], hindsight: &Hindsight, what: &str) {
+/// Ends what is shown of a run: what went wrong with its folders, then one line. `read` are the bytes of experts
+/// that were read for `what` was done.
+pub fn show(engine: &mut Engine, roots: &[PathBuf], hindsight: &Hindsight, what: &str, read: u64) {
     let notes = root_notes(roots, &engine.store().reader().roots());
     notes.iter().chain(&repeated(&engine.counters())).for_each(|note| console::note(note));
-    console::diagnose(&format!("{}\n", line(engine, hindsight, what)));
+    console::diagnose(&format!("{}{}\n", line(hindsight, what, read), report::deviations(engine.options())));
 }
 
-/// The line that ends every run: speed and what limits it, then `what` was done, what was read for it, and which
-/// options changed the result.
-fn line(engine: &Engine, hindsight: &Hindsight, what: &str) -> String {
-    let read = engine.counters().bytes;
+/// The line that ends every run: speed and what limits it, then `what` was done, and what was read for it. Which
+/// options changed the result follows.
+fn line(hindsight: &Hindsight, what: &str, read: u64) -> String {
     let read = (read > 0).then(|| format!("{} of experts read", ByteSize(read)));
     let parts = [hindsight.line(), Some(what.to_owned()), read];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
-    format!("{}{}", parts.join("; "), report::deviations(engine.options()))
+    parts.join("; ")
 }
 
 /// One line for each folder of the model's files that let the run down.
@@ -143,6 +143,13 @@ fn time_json(parts: &[(&str, Duration)]) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_line_says_what_was_read_for_what_was_done() {
+        let nothing = Hindsight::default();
+        assert_eq!(line(&nothing, "2 tokens", 0), "2 tokens");
+        assert_eq!(line(&nothing, "2 tokens", 3_210_000_000), "2 tokens; 3.21 GB of experts read");
+    }
 
     #[test]
     fn a_folder_that_let_the_run_down_is_named() {

@@ -24,7 +24,7 @@ pub struct Stretch {
     pub time: Duration,
     /// How long at least one demanded read was outstanding.
     pub disk_time: Duration,
-    /// Bytes of experts read.
+    /// Bytes of experts read for it, on demand or ahead.
     pub bytes: u64,
     /// Experts that were not in memory.
     pub misses: u64,
@@ -42,7 +42,7 @@ impl Stretch {
 
     /// The same with what streaming cost.
     pub fn with(self, experts: &Counters) -> Self {
-        Self { bytes: experts.bytes, misses: experts.misses, wait_ns: experts.wait_ns, ..self }
+        Self { bytes: experts.step_bytes(), misses: experts.misses, wait_ns: experts.wait_ns, ..self }
     }
 
     /// Both together.
@@ -67,7 +67,8 @@ pub struct Hindsight {
     disk_busy: Option<f64>,
     /// Bytes per second in the stretch, over what `forebay tune` measured or `--throttle-disk` allows.
     of_disk: Option<f64>,
-    /// Bytes read, over those that a clairvoyant cache would have read.
+    /// Bytes read for all steps, over those that a clairvoyant cache would have read, which begins empty; unknown
+    /// where ours was filled while nobody asked.
     of_clairvoyant: Option<f64>,
     /// Memory to add, and the tokens per second that it would have given.
     with_more: Option<(u64, f64)>,
@@ -95,12 +96,12 @@ impl Hindsight {
         let quotas = plan.slots.quotas.clone();
         let (budget, row) = (plan.budget, plan.slot_row().max(1));
         let policy = engine.options().policy;
-        let read = engine.counters().bytes;
+        let counters = engine.counters();
         let store = engine.store();
         let expert = store.expert_bytes();
         let Some(routes) = store.recorded().filter(|_| store.recorded_all()) else { return found };
         let best = replay_with(routes, Contestant::Belady, &quotas, &[]).misses * expert;
-        found.of_clairvoyant = (best > 0).then(|| read as f64 / best as f64);
+        found.of_clairvoyant = over_clairvoyant(&counters, best);
         let more = MORE.min(budget);
         let added = (more / row) as usize;
         let larger: Vec<usize> = quotas.iter().map(|quota| quota + added).collect();
@@ -138,6 +139,11 @@ impl Hindsight {
             "more_memory_tokens_per_s": self.with_more.map(|more| more.1),
         })
     }
+}
+
+/// What was read over what a clairvoyant cache that begins empty would have read, if that can be compared.
+fn over_clairvoyant(counters: &Counters, best: u64) -> Option<f64> {
+    (best > 0 && counters.warm_up_loads == 0).then(|| counters.step_bytes() as f64 / best as f64)
 }
 
 /// The speed with fewer misses: the time that was not waiting stays, waiting shrinks with the misses.
@@ -186,6 +192,18 @@ mod tests {
         let held = Hindsight { all_in_memory: true, ..quick };
         assert_eq!(held.line().unwrap(), "0.41 tok/s, every expert was in memory");
         assert_eq!(Hindsight::default().line(), None, "nothing was decoded");
+    }
+
+    /// Warming up goes on while nothing else is read: its bytes are neither the run's nor what it is compared by.
+    #[test]
+    fn what_is_read_to_warm_up_is_not_read_for_the_run() {
+        let decode_experts = Counters { bytes: 100, warm_up_bytes: 30, misses: 7, ..Counters::default() };
+        let stats = Stats { decode_experts, ..Stats::default() };
+        assert_eq!(Stretch::of(&stats).bytes, 70);
+        assert_eq!(over_clairvoyant(&decode_experts, 50), Some(1.4));
+        let filled = Counters { warm_up_loads: 1, ..decode_experts };
+        assert_eq!(over_clairvoyant(&filled, 50), None);
+        assert_eq!(over_clairvoyant(&decode_experts, 0), None);
     }
 
     /// Ten tokens in ten seconds, eight of them waiting; half the misses save four seconds.

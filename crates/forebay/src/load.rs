@@ -69,7 +69,7 @@ impl Loaded {
         let started = Instant::now();
         let found = found.map_or_else(|| inspect_folder(&dir, &options), Ok)?;
         let mut engine = open_found(found, options, &disk.mirror)?;
-        let usage = Usage::begin(&dir, &mut engine, disk.warms_up());
+        let usage = Usage::begin(&dir, &mut engine);
         let stops = StopSet::new(engine.stop_ids().iter().copied(), &text.tokenizer);
         let roots = roots(&dir, &disk.mirror);
         Ok(Self { dir, roots, engine, text, stops, load_time: started.elapsed(), usage })

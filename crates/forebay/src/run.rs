@@ -70,7 +70,8 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         if let Some(note) = answer.ending_note(max_tokens, model.engine.plan().context) {
             console::note(&note);
         }
-        closing::show(&mut model.engine, &model.roots, &hindsight, &report::summary(&answer.stats));
+        let (what, read) = (report::summary(&answer.stats), answer.stats.experts.step_bytes());
+        closing::show(&mut model.engine, &model.roots, &hindsight, &what, read);
     }
     recordings.finish(&result)?;
     if answer.finish == Finish::Cancelled { Err(Failure::Interrupted) } else { Ok(()) }

@@ -63,7 +63,7 @@ pub fn run(args: &ScoreArgs) -> Result<(), Failure> {
     let mut recordings = Recordings::create(&args.files, &roots, &inputs)?;
     let opening = Instant::now();
     let mut engine = load::open_engine(&dir, args.engine.options(), &args.engine.disk.mirror)?;
-    let usage = Usage::begin(&dir, &mut engine, args.engine.disk.warms_up());
+    let usage = Usage::begin(&dir, &mut engine);
     let load_time = opening.elapsed();
     check_ids(&input, engine.spec().vocab)?;
     let windows = cut(&input, window_length(args, &engine)?, args.skip)?;
@@ -75,19 +75,21 @@ pub fn run(args: &ScoreArgs) -> Result<(), Failure> {
         ));
     }
     recordings.begin(&dir, &engine, &[])?;
+    let (before, disk_before) = (engine.counters(), engine.store().disk_time());
     let started = Instant::now();
     let mut session = Session::new(&engine);
     let scored = interrupt
         .during(|cancel| score(&mut engine, &mut session, windows, "scoring", &mut recordings, cancel))?;
     let time = started.elapsed();
+    let experts = engine.counters().since(&before);
+    let disk_time = engine.store().disk_time().saturating_sub(disk_before);
     if let Some(usage) = usage {
         usage.end(&mut engine);
     }
 
     let summary = Summary::of(&scored);
-    let disk_time = engine.store().disk_time();
     let stretch = Stretch { tokens: summary.tokens, time, disk_time, ..Stretch::default() };
-    let stretch = stretch.with(&engine.counters());
+    let stretch = stretch.with(&experts);
     let hindsight = Hindsight::of(&mut engine, &stretch);
     let mut result = result(&dir, &engine, &input.prefix, &scored, &summary, &hindsight, time);
     closing::add_cost(&mut result, &mut engine, &roots, session.profile(), load_time, time);
@@ -97,7 +99,7 @@ pub fn run(args: &ScoreArgs) -> Result<(), Failure> {
     } else {
         out.write(&summary.text(scored.len()))?;
         let what = format!("{} tokens in {:.2} s", summary.tokens, time.as_secs_f64());
-        closing::show(&mut engine, &roots, &hindsight, &what);
+        closing::show(&mut engine, &roots, &hindsight, &what, experts.step_bytes());
     }
     recordings.finish(&result)
 }

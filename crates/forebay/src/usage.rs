@@ -16,10 +16,9 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Reads what is known of the model in `dir`, tells the engine's caches and, with `warm_up`, begins to read what
-    /// was used most. `None` where that cannot help: every expert fits into memory. What is wrong with the file is
-    /// said and no reason not to run.
-    pub fn begin(dir: &Path, engine: &mut Engine, warm_up: bool) -> Option<Self> {
+    /// Reads what is known of the model in `dir` and tells the engine's caches. `None` where that cannot help: every
+    /// expert fits into memory. What is wrong with the file is said and no reason not to run.
+    pub fn begin(dir: &Path, engine: &mut Engine) -> Option<Self> {
         if engine.plan().holds_everything() {
             return None;
         }
@@ -34,10 +33,7 @@ impl Usage {
             }
         };
         let top_k = engine.spec().moe.top_k;
-        let store = engine.store();
-        store.seed(top_k, &|layer| history.counts(layer));
-        store.set_warm_up(warm_up);
-        store.warm_up();
+        engine.store().seed(top_k, &|layer| history.counts(layer));
         Some(Self { path, history })
     }
 

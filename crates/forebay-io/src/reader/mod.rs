@@ -274,6 +274,11 @@ impl Reader {
         self.shared.queue.recv()
     }
 
+    /// The same, but not longer than about `most`: `None` also when that is over.
+    pub fn recv_timeout(&self, most: Duration) -> Option<Done> {
+        self.shared.queue.recv_timeout(most)
+    }
+
     /// The next completion, if one is there.
     pub fn try_recv(&self) -> Option<Done> {
         self.shared.queue.try_recv()

@@ -243,6 +243,13 @@ impl Queue {
         }
     }
 
+    pub fn recv_timeout(&self, most: Duration) -> Option<Done> {
+        let waits = |state: &mut State| state.done.is_empty() && state.in_flight() > 0;
+        let waited = self.done.wait_timeout_while(self.lock(), most, waits);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.done.pop_front()
+    }
+
     pub fn try_recv(&self) -> Option<Done> {
         self.lock().done.pop_front()
     }

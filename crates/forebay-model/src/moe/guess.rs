@@ -4,8 +4,7 @@
 //! missing: those are what the disk is busy with. A wrong guess costs idle disk time and nothing
 //! else, and no result depends on one.
 
-use forebay_kernels::{Input, RouterRule, matmul, route};
-
+use super::choose::choose;
 use crate::forward::Context;
 use crate::weights::{Ffn, LayerWeights, Matrix};
 use crate::workspace::resize;
@@ -65,17 +64,10 @@ pub(super) fn next_layer(
     }
     resize(&mut guess.normed, x.len());
     ctx.rms_norms(&guess.stream, &next.post_norm, spec.norm_eps, &mut guess.normed);
-    resize(&mut guess.logits, rows * m.experts);
-    matmul(ctx.kernels, ctx.team, router.weights(), Input::exact(&guess.normed), &mut guess.logits);
     guess.ids.resize(rows * m.top_k, 0);
     resize(&mut guess.weights, rows * m.top_k);
-    let rule = RouterRule { normalise: m.normalise, scaling: m.scaling };
-    for (row, logits) in guess.logits.chunks_exact_mut(m.experts).enumerate() {
-        let slots = row * m.top_k..(row + 1) * m.top_k;
-        let (ids, weights) = (&mut guess.ids[slots.clone()], &mut guess.weights[slots]);
-        // What cannot be guessed at is not: the pass itself reports what is wrong.
-        route(ctx.kernels, logits, bias, rule, ids, weights).ok()?;
-    }
+    // What cannot be guessed at is not: the pass itself reports what is wrong.
+    choose(ctx, router, bias, &guess.normed, &mut guess.logits, &mut guess.ids, &mut guess.weights).ok()?;
     guess.experts.clear();
     for rank in 0..m.top_k {
         for row in 0..rows {

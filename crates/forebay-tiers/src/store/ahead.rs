@@ -25,6 +25,11 @@ pub(super) struct Guess {
 }
 
 impl Ahead {
+    /// Whether this expert was asked for.
+    pub(super) fn has(&self, at: usize, expert: u32) -> bool {
+        at == self.at && self.guesses.iter().any(|guess| guess.expert == expert)
+    }
+
     /// The guess at this expert, if there is one.
     pub(super) fn take(&mut self, at: usize, expert: u32) -> Option<Guess> {
         if at != self.at {
@@ -42,8 +47,9 @@ impl ExpertStore {
     }
 
     /// Asks for experts that the step of layer `layer` will probably want, best guess first.
-    /// What is resident, asked for already, or has no staging slab left is passed over. Earlier guesses at the
-    /// layer that are not among them, and are not there yet, are given up.
+    /// What is resident, being read already, or has no staging slab left is passed over; what only waits to be
+    /// read into a free slot waits no longer. Earlier guesses at the layer that are not among them, and are not
+    /// there yet, are given up.
     pub fn look_ahead(&mut self, layer: u32, experts: &[u32]) {
         let Some(&at) = self.index.get(&layer) else { return };
         self.collect();
@@ -60,12 +66,18 @@ impl ExpertStore {
             let layer = &self.layers[at];
             let known = expert as usize >= layer.experts.len()
                 || layer.cache.is_resident(expert)
-                || layer.is_warming(expert)
-                || self.ahead.guesses.iter().any(|guess| guess.expert == expert);
+                || self.ahead.has(at, expert);
             if known {
                 continue;
             }
-            let Some(slab) = self.staging[layer.class].pop() else { return };
+            let class = layer.class;
+            if self.staging[class].is_empty() {
+                return;
+            }
+            if !self.leave_warm_up(at, expert) {
+                continue;
+            }
+            let Some(slab) = self.staging[class].pop() else { return };
             let tag = self.submit(at, expert, slab, Priority::Predicted, Flight::Ahead);
             self.counters.ahead_asked += 1;
             self.ahead.guesses.push(Guess { expert, tag, arrived: None });

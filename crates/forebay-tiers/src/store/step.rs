@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use forebay_core::{CancelToken, ExpertKey};
-use forebay_io::{Priority, ReadError, Slab};
+use forebay_io::{JobStats, Priority, ReadError, Slab};
 
 use super::{ExpertError, ExpertStore, Flight, Order};
 use crate::routes::Union;
@@ -41,6 +41,8 @@ struct Load {
     /// It is read into a staging slab although it stays: it was asked for ahead, or its slot's slab was away.
     staged: bool,
     asked: Asked,
+    /// Bytes that were read because it was asked for ahead.
+    ahead_bytes: u64,
     /// Its job, while it is in the reader.
     tag: Option<u64>,
     /// The staging slab that it lies in.
@@ -49,9 +51,10 @@ struct Load {
 }
 
 /// When a load was asked for.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Asked {
     /// By its step.
+    #[default]
     Now,
     /// Ahead, and it was there when the step began.
     Early,
@@ -61,7 +64,8 @@ enum Asked {
 
 impl Load {
     fn new(expert: u32, slot: Option<usize>) -> Self {
-        Self { expert, slot, staged: false, asked: Asked::Now, tag: None, slab: None, shown: false }
+        let asked = Asked::Now;
+        Self { expert, slot, staged: false, asked, ahead_bytes: 0, tag: None, slab: None, shown: false }
     }
 }
 
@@ -89,7 +93,6 @@ impl ExpertStore {
     /// Looks the union up and starts reading what is missing.
     pub(super) fn begin_run(&mut self, at: usize, union: &Union, order: Order) {
         self.look_ahead.observe(&self.counters, Instant::now());
-        self.hurry_warm_up(at, &union.experts);
         let plan = self.layers[at].cache.plan_rows(&union.experts, &union.uses, union.rows);
         self.counters.requests += union.uses.iter().copied().map(u64::from).sum::<u64>();
         self.counters.hits += plan.hits.len() as u64;
@@ -117,7 +120,8 @@ impl ExpertStore {
         self.start_loads();
     }
 
-    /// Takes over what was read ahead for a load, or is being read.
+    /// Takes over what was read ahead for a load, or is being read. What came of it counts when the load is
+    /// handed out or its step ends, as it may be [given up](Self::give_up_a_guess) before.
     fn claim_guess(&mut self, load: usize) {
         let expert = self.run.loads[load].expert;
         let Some(guess) = self.ahead.take(self.run.at, expert) else { return };
@@ -125,12 +129,10 @@ impl ExpertStore {
         match guess.arrived {
             Some((slab, bytes)) => {
                 self.run.loads[load].asked = Asked::Early;
-                self.counters.ahead_ready += 1;
-                self.counters.ahead_useful_bytes += bytes;
+                self.run.loads[load].ahead_bytes = bytes;
                 self.place(load, slab);
             }
             None => {
-                self.counters.ahead_late += 1;
                 self.run.loads[load].asked = Asked::Late;
                 self.run.loads[load].tag = Some(guess.tag);
                 self.run.in_flight += 1;
@@ -173,11 +175,16 @@ impl ExpertStore {
     }
 
     /// A load of the step has been read, or could not be.
-    pub(super) fn load_arrived(&mut self, load: usize, slab: Slab, result: Result<(), ReadError>) {
+    pub(super) fn load_arrived(&mut self, load: usize, slab: Slab, result: Result<JobStats, ReadError>) {
         self.run.in_flight -= 1;
         self.run.loads[load].tag = None;
         match result {
-            Ok(()) => self.place(load, slab),
+            Ok(stats) => {
+                if self.run.loads[load].asked == Asked::Late {
+                    self.run.loads[load].ahead_bytes = stats.bytes;
+                }
+                self.place(load, slab);
+            }
             Err(cause) => {
                 self.run.failed = Some((self.run.loads[load].expert, cause));
                 self.put_back(load, slab);
@@ -206,6 +213,29 @@ impl ExpertStore {
         self.run.ready.insert(at, load);
     }
 
+    /// Counts what reading ahead came to for a load, once.
+    fn book_guess(&mut self, load: usize) {
+        let load = &mut self.run.loads[load];
+        let bytes = std::mem::take(&mut load.ahead_bytes);
+        match std::mem::take(&mut load.asked) {
+            Asked::Now => {}
+            Asked::Early => {
+                self.counters.ahead_ready += 1;
+                self.counters.ahead_useful_bytes += bytes;
+            }
+            Asked::Late => {
+                self.counters.ahead_late += 1;
+                self.counters.ahead_late_bytes += bytes;
+            }
+        }
+    }
+
+    /// Whether the step can only go on with a slab that a guess holds: nothing is being read for it, and no
+    /// slab of a guess that was wrong is about to come back.
+    fn lacks_a_slab(&self) -> bool {
+        self.run.in_flight == 0 && !self.flights.values().any(|flight| *flight == Flight::Nobody)
+    }
+
     /// Frees the staging slab of the last load that was read ahead and whose turn has not come,
     /// because one that is due before it has none. It is read again in its turn.
     fn give_up_a_guess(&mut self) -> bool {
@@ -214,9 +244,9 @@ impl ExpertStore {
         self.run.ready.retain(|ready| *ready != load);
         self.run.loads[load].staged = false;
         if let Some(slab) = self.run.loads[load].slab.take() {
-            let bytes = self.layers[self.run.at].read_bytes(self.run.loads[load].expert);
-            let asked = std::mem::replace(&mut self.run.loads[load].asked, Asked::Now);
-            self.counters.given_up(bytes, asked == Asked::Early);
+            self.run.loads[load].asked = Asked::Now;
+            let bytes = std::mem::take(&mut self.run.loads[load].ahead_bytes);
+            self.counters.wasted(bytes);
             self.give_back(slab);
         }
         true
@@ -255,6 +285,7 @@ impl ExpertStore {
             }
         }
         while self.run.in_flight > 0 && self.await_one() {}
+        (0..self.run.loads.len()).for_each(|load| self.book_guess(load));
         for load in std::mem::take(&mut self.run.loads) {
             if let Some(slab) = load.slab {
                 self.staging[slab.class()].push(slab);
@@ -317,11 +348,6 @@ impl Run {
         })
     }
 
-    /// Whether a load in the reader was asked for before the step began.
-    pub(super) fn asked_ahead(&self, load: usize) -> bool {
-        self.loads[load].asked == Asked::Late
-    }
-
     /// Whether everything has been handed out.
     fn is_over(&self) -> bool {
         self.hits.is_empty() && self.loads.iter().all(|load| load.shown)
@@ -359,6 +385,7 @@ impl<'s> Step<'s> {
             match store.pick() {
                 Some(Pick::Hit((expert, slot))) => return Ok(Some(store.ready_in_slot(expert, slot))),
                 Some(Pick::Load(load)) => {
+                    store.book_guess(load);
                     let len = store.layers[store.run.at].slab_len;
                     let Load { expert, slot, shown, slab, .. } = &mut store.run.loads[load];
                     *shown = true;
@@ -373,7 +400,9 @@ impl<'s> Step<'s> {
                 None if store.run.is_over() => return Ok(None),
                 None => {}
             }
-            if !store.await_one() && !store.give_up_a_guess() {
+            // What is read for others, to warm up above all, is no reason to wait.
+            let freed = store.lacks_a_slab() && store.give_up_a_guess();
+            if !freed && !store.await_one() {
                 store.abandon();
                 return Err(ExpertError::Abandoned { layer });
             }

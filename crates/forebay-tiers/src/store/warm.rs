@@ -1,14 +1,34 @@
 //! Reads into slots that nobody has taken yet: what earlier runs used most, while the disk is idle.
 //!
+//! Whoever has nothing to ask for says so, again and again ([`ExpertStore::warm_up`]): some are queued
+//! each time, and nothing new after the last time.
+//!
 //! They wait for everything else ([`Priority::WarmUp`]) and nobody leaves for what they bring, so
 //! they cost at most as many reads as there are free slots. The slab of a slot travels with its
 //! read; a step that needs the slot meanwhile takes the slab back or, if it is being read into,
 //! borrows a staging slab. Which experts are resident then depends on time, and so do hits; what is
 //! computed does not.
 
+use std::time::Duration;
+
+use forebay_core::CancelToken;
 use forebay_io::{JobStats, Priority, ReadError, Slab};
 
 use super::{ExpertStore, Flight};
+
+/// Experts that are queued and being read at most; the next ones follow when half of them are there.
+const BATCH: usize = 32;
+
+/// How long a cancellation may go unnoticed.
+const SLICE: Duration = Duration::from_millis(10);
+
+/// One expert that a free slot may have.
+struct Wanted {
+    worth: f64,
+    at: usize,
+    expert: u32,
+    slot: usize,
+}
 
 /// One expert on its way into a free slot.
 pub(super) struct Warming {
@@ -25,46 +45,48 @@ impl super::Layer {
 }
 
 impl ExpertStore {
-    /// Whether [`warm_up`](Self::warm_up) does anything; at first it does not.
-    pub fn set_warm_up(&mut self, on: bool) {
-        self.warms_up = on;
-        if !on {
-            self.stop_warm_up();
+    /// Does what a [resting](Self::rest) store does, and sees to it that some of the experts that are worth
+    /// most by what is known, a [seed](Self::seed) above all, are being read into the free slots. Returns at
+    /// once and says how many; 0 if there is nothing to do until something changes. To be called again and again
+    /// while nobody asks for anything: before the first prompt, and between two turns.
+    pub fn warm_up(&mut self) -> usize {
+        self.rest();
+        let begun = self.warming_up();
+        if begun > BATCH / 2 {
+            return begun;
         }
-    }
-
-    /// Begins to read the experts that are worth most by what is known, a [seed](Self::seed) above
-    /// all, into the free slots, and returns at once. To be called when nothing is demanded for a
-    /// while: before the first prompt, and between two turns.
-    pub fn warm_up(&mut self) {
-        if !self.warms_up {
-            return;
-        }
-        self.settle();
-        self.collect();
-        self.govern();
-        let mut wanted: Vec<(f64, usize, u32, usize)> = Vec::new();
-        for (at, layer) in self.layers.iter().enumerate() {
-            // A step may want to borrow one.
-            if self.staging[layer.class].is_empty() {
-                continue;
-            }
-            let experts =
-                layer.cache.wanted().into_iter().filter(|(expert, _)| {
-                    (*expert as usize) < layer.experts.len() && !layer.is_warming(*expert)
-                });
-            // A step takes the first free slots: the best come to the last ones.
-            let slots =
-                layer.cache.free_slots().into_iter().rev().filter(|slot| layer.slots[*slot].is_some());
-            wanted.extend(experts.zip(slots).map(|((expert, worth), slot)| (worth, at, expert, slot)));
-        }
-        // Stable: equals stay in the order of layers.
-        wanted.sort_by(|a, b| b.0.total_cmp(&a.0));
-        for (_, at, expert, slot) in wanted {
+        let mut wanted = self.wanted();
+        wanted.truncate(BATCH - begun);
+        for Wanted { at, expert, slot, .. } in wanted {
             let Some(slab) = self.layers[at].slots[slot].take() else { continue };
             let tag = self.submit(at, expert, slab, Priority::WarmUp, Flight::WarmUp(at));
             self.layers[at].warming.push(Warming { tag, expert, slot });
         }
+        self.warming_up()
+    }
+
+    /// Free slots and who is worth most there, the best first.
+    fn wanted(&self) -> Vec<Wanted> {
+        let mut wanted = Vec::new();
+        for (at, layer) in self.layers.iter().enumerate() {
+            let free = layer.cache.free_slots();
+            // A step may want to borrow a staging slab.
+            if free.is_empty() || self.staging[layer.class].is_empty() {
+                continue;
+            }
+            let mut experts = layer.cache.wanted();
+            experts.retain(|&(expert, _)| {
+                let on_its_way = layer.is_warming(expert) || self.ahead.has(at, expert);
+                (expert as usize) < layer.experts.len() && !on_its_way && !layer.unreadable.contains(&expert)
+            });
+            // A step takes the first free slots: the best come to the last ones.
+            let slots = free.into_iter().rev().filter(|slot| layer.slots[*slot].is_some());
+            let both = experts.into_iter().zip(slots);
+            wanted.extend(both.map(|((expert, worth), slot)| Wanted { worth, at, expert, slot }));
+        }
+        // Stable: equals stay in the order of layers.
+        wanted.sort_by(|a, b| b.worth.total_cmp(&a.worth));
+        wanted
     }
 
     /// Experts that are being read into free slots, or are to be.
@@ -86,23 +108,38 @@ impl ExpertStore {
     }
 
     /// A step is about to look up `union`: what of it is being read for a free slot becomes
-    /// resident first, and what only waits to be read is the step's own affair.
-    pub(super) fn hurry_warm_up(&mut self, at: usize, union: &[u32]) {
+    /// resident first, and what only waits to be read is the step's own affair. `false` if it was cancelled
+    /// meanwhile; what is being read then becomes resident when it is there.
+    pub(super) fn hurry_warm_up(&mut self, at: usize, union: &[u32], cancel: Option<&CancelToken>) -> bool {
         let warming = &self.layers[at].warming;
         let members = warming.iter().filter(|warming| union.contains(&warming.expert));
         let mut tags: Vec<u64> = members.map(|warming| warming.tag).collect();
-        tags.retain(|&tag| match self.reader.cancel(tag) {
-            Some(job) => {
-                self.flights.remove(&tag);
-                self.warming_ended(at, tag, job.slab);
-                false
+        tags.retain(|&tag| !self.unqueue(at, tag));
+        for &tag in &tags {
+            self.reader.promote(tag);
+        }
+        while self.layers[at].warming.iter().any(|warming| tags.contains(&warming.tag)) {
+            if cancel.is_some_and(CancelToken::is_cancelled) {
+                return false;
             }
-            None => {
-                self.reader.promote(tag);
-                true
-            }
-        });
-        while self.layers[at].warming.iter().any(|warming| tags.contains(&warming.tag)) && self.await_one() {}
+            self.await_with(|reader| reader.recv_timeout(SLICE));
+        }
+        true
+    }
+
+    /// Sees to it that an expert is not to be read into a free slot, because it is wanted sooner; `false` if it
+    /// is being read there already.
+    pub(super) fn leave_warm_up(&mut self, at: usize, expert: u32) -> bool {
+        let found = self.layers[at].warming.iter().find(|warming| warming.expert == expert);
+        found.map(|warming| warming.tag).is_none_or(|tag| self.unqueue(at, tag))
+    }
+
+    /// Takes back what only waits to be read; `false` if it is being read.
+    fn unqueue(&mut self, at: usize, tag: u64) -> bool {
+        let Some(job) = self.reader.cancel(tag) else { return false };
+        self.flights.remove(&tag);
+        self.warming_ended(at, tag, job.slab);
+        true
     }
 
     /// The slab of a slot that a step is to read into, if it only waits to be read into.
@@ -127,13 +164,17 @@ impl ExpertStore {
         let layer = &mut self.layers[at];
         let warming = layer.warming.iter().find(|warming| warming.tag == tag);
         let warming = warming.map(|warming| (warming.expert, warming.slot));
-        if let (Some((expert, slot)), Ok(stats)) = (warming, result) {
-            // A step may have put another slab there meanwhile and given its expert up: the slot is free
-            // again, and what lies in it is not this expert.
-            let in_place = layer.slots.get(slot).is_some_and(Option::is_none);
-            if !in_place || !layer.cache.move_in(expert, slot) {
-                self.counters.warm_up_wasted_bytes += stats.bytes;
+        match (warming, result) {
+            (Some((expert, slot)), Ok(stats)) => {
+                // A step may have put another slab there meanwhile and given its expert up: the slot is free
+                // again, and what lies in it is not this expert.
+                let in_place = layer.slots.get(slot).is_some_and(Option::is_none);
+                if !in_place || !layer.cache.move_in(expert, slot) {
+                    self.counters.warm_up_wasted_bytes += stats.bytes;
+                }
             }
+            (None, _) | (Some(_), Err(ReadError::Aborted { .. })) => {}
+            (Some((expert, _)), Err(_)) => layer.unreadable.push(expert),
         }
         self.warming_ended(at, tag, slab);
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use forebay_io::PAGE;
 use forebay_testkit::fault::Faults;
 use forebay_tiers::{ExpertError, LookAhead, Order, Policy};
 
@@ -65,7 +66,62 @@ fn a_guess_that_is_given_up_counts_once() {
     assert_eq!((c.ahead_asked, c.ahead_ready, c.ahead_late, c.ahead_dropped), (2, 1, 0, 0));
     assert_eq!((c.ahead_wasted, c.misses, c.loads), (1, 4, 5));
     let one = LEN[0] as u64;
+    // What is certain only at the end is not counted before.
     assert_eq!((c.ahead_useful_bytes, c.ahead_wasted_bytes, c.bytes), (one, one, 5 * one));
+}
+
+/// Three guesses hold all staging slabs and the fourth expert passes through. It waits for no read to warm
+/// up, of which one hangs.
+#[test]
+fn a_guess_is_given_up_before_anything_waits_for_a_warm_up() {
+    let mut world = world_of(4, 3, 2, &Faults::default(), Policy::Blend);
+    let hangs = weight_offset(0, 0);
+    world.gates[1].close(hangs);
+    let store = &mut world.store;
+    store.seed(2, &|layer| (0..u64::from(EXPERTS)).map(|e| u64::from(layer == 4) * (100 - e)).collect());
+    store.set_look_ahead(LookAhead::On);
+    store.warm_up();
+    world.gates[1].await_read(hangs);
+    store.look_ahead(3, &[6, 7, 8]);
+    let order = run_in(store, 3, &[0, 1, 2, 3, 4, 6, 7, 8], Order::Ascending, None).unwrap();
+    assert_eq!(order.len(), 8);
+    assert!(world.gates[1].held() && store.warming_up() > 0, "the step waited for a read to warm up");
+    assert_eq!(store.counters().ahead_wasted, 1);
+    world.gates[1].open(hangs);
+}
+
+/// What only waits to be read into a free slot, behind another one, is read at once when it is guessed at;
+/// what is being read is left alone.
+#[test]
+fn what_waits_to_warm_up_is_read_ahead() {
+    let mut world = world_of(4, 3, 2, &Faults::default(), Policy::Blend);
+    let store = &mut world.store;
+    store.seed(2, &|layer| (0..u64::from(EXPERTS)).map(|e| u64::from(layer == 9) * (100 - e)).collect());
+    let hangs = weight_offset(1, 0) + PAGE as u64;
+    world.gates[2].close(hangs);
+    let slabs = store.slabs_at_home();
+    assert_eq!(store.warm_up(), 4);
+    world.gates[2].await_read(hangs);
+    store.look_ahead(9, &[0, 1, 2]);
+    assert_eq!((store.counters().ahead_asked, store.warming_up()), (2, 2));
+    // They are not queued again beside the guesses: the next best have their slots.
+    assert_eq!(store.warm_up(), 4);
+    while store.counters().loads < 2 {
+        std::thread::sleep(Duration::from_micros(100));
+        store.collect();
+    }
+    assert!(world.gates[2].held(), "a guess waited for a read to warm up");
+    world.gates[2].open(hangs);
+    finish_reads(store);
+    store.collect();
+    assert_eq!(resident(store, 9), [0, 3, 4, 5]);
+    run(store, 9, &[0, 1, 2]).unwrap();
+    let c = store.counters();
+    assert_eq!((c.ahead_ready, c.ahead_late, c.ahead_wasted, c.hits), (2, 0, 0, 1));
+    store.reset_residency();
+    finish_reads(store);
+    store.collect();
+    assert_eq!(store.slabs_at_home(), slabs);
 }
 
 /// A better guess takes the place of an earlier one, even of what is being read.

@@ -2,6 +2,7 @@
 //! delivered never depends on the disk, and no fault outlives its step.
 
 mod ahead;
+mod gate;
 mod warm;
 mod world;
 

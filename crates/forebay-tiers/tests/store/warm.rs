@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use forebay_core::CancelToken;
+use forebay_io::{MemoryInfo, PAGE};
 use forebay_testkit::fault::Faults;
-use forebay_tiers::{ExpertStore, Order, Policy};
+use forebay_tiers::{ExpertError, ExpertStore, GovernorPlan, Machine, Order, Policy};
 use proptest::prelude::*;
 
 use crate::world::*;
@@ -11,7 +13,12 @@ use crate::world::*;
 /// Tells the caches that earlier runs used low ids most.
 fn seed(store: &mut ExpertStore) {
     store.seed(2, &|_| (0..u64::from(EXPERTS)).map(|expert| 100 - expert).collect());
-    store.set_warm_up(true);
+}
+
+/// The same for one layer; of the others nothing is known.
+fn seed_only(store: &mut ExpertStore, only: u32) {
+    let worth = |layer, expert| u64::from(layer == only) * (100 - expert);
+    store.seed(2, &|layer| (0..u64::from(EXPERTS)).map(|expert| worth(layer, expert)).collect());
 }
 
 /// A seeded world with frequency in its caches.
@@ -27,6 +34,17 @@ fn warmed(store: &mut ExpertStore) {
         finish_reads(store);
         store.collect();
     }
+}
+
+/// Warms up as long as there is something to read.
+fn warm_up_fully(store: &mut ExpertStore) {
+    for _ in 0..100 {
+        if store.warm_up() == 0 {
+            return;
+        }
+        finish_reads(store);
+    }
+    panic!("it never ends: {:?}", store.counters());
 }
 
 #[test]
@@ -63,13 +81,135 @@ fn free_slots_are_filled_from_history() {
 #[test]
 fn nothing_warms_up_unasked_or_without_history() {
     let mut world = world_of(4, 2, 2, &Faults::default(), Policy::Blend);
-    world.store.set_warm_up(true);
-    world.store.warm_up();
-    assert_eq!(world.store.warming_up(), 0, "nothing is known");
+    assert_eq!(world.store.warm_up(), 0, "nothing is known");
     seed(&mut world.store);
-    world.store.set_warm_up(false);
-    world.store.warm_up();
-    assert_eq!(world.store.warming_up(), 0);
+    run(&mut world.store, 3, &[0]).unwrap();
+    assert_eq!(world.store.warming_up(), 0, "nobody said that there is time");
+}
+
+/// 36 experts fit: not all of them are queued at once.
+#[test]
+fn it_comes_in_batches() {
+    let slow = Faults { latency: Duration::from_micros(200), ..Faults::default() };
+    let mut world = warm_world(12, &slow);
+    let store = &mut world.store;
+    assert_eq!(store.warm_up(), 32);
+    let best = [(3, 0), (4, 0), (9, 0)];
+    warmed(store);
+    assert!(best.iter().all(|(layer, expert)| resident(store, *layer).contains(expert)));
+    warm_up_fully(store);
+    assert_eq!((store.resident().len(), store.counters().warm_up_loads), (36, 36));
+}
+
+/// Other programs take so much memory that slots have to go.
+struct Short(u64);
+
+impl Machine for Short {
+    fn now_ms(&mut self) -> u64 {
+        self.0 += 100;
+        self.0
+    }
+
+    fn memory(&mut self) -> MemoryInfo {
+        MemoryInfo { available: Some(0), ..MemoryInfo::default() }
+    }
+}
+
+/// A machine that is short of memory is served while nobody asks for anything, with and without warming up.
+#[test]
+fn memory_is_given_back_while_nobody_asks() {
+    for warm_up in [false, true] {
+        let plan = GovernorPlan {
+            slots: 12,
+            floor: 3,
+            slot_bytes: LEN[0] as u64,
+            planned_bytes: 1 << 20,
+            reserve_bytes: 1 << 30,
+        };
+        let mut world = governed_world(4, plan, Box::new(Short(0)));
+        let store = &mut world.store;
+        seed(store);
+        for _ in 0..40 {
+            match warm_up {
+                true => assert!(store.warm_up() <= 12),
+                false => store.rest(),
+            }
+        }
+        assert_eq!((store.slots(), store.counters().slots_released), (3, 9));
+        warm_up_fully(store);
+        assert_eq!(store.resident().len(), 3);
+    }
+}
+
+/// The read of an expert that a step wants hangs: cancelling ends the step, not the read.
+#[test]
+fn a_step_that_waits_for_a_warm_up_can_be_cancelled() {
+    let mut world = world_of(1, 2, 2, &Faults::default(), Policy::Blend);
+    let hangs = weight_offset(1, 0) + PAGE as u64;
+    world.gates[2].close(hangs);
+    let store = &mut world.store;
+    seed_only(store, 9);
+    let slabs = store.slabs_at_home();
+    assert_eq!(store.warm_up(), 1);
+    world.gates[2].await_read(hangs);
+    let token = CancelToken::new();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(20));
+            token.cancel();
+        });
+        let refused = store.step(9, &one_row(&[0, 5]), Order::Arrival, Some(&token)).err();
+        assert_eq!(refused, Some(ExpertError::Cancelled { layer: 9 }));
+    });
+    assert!(world.gates[2].held(), "it waited for the read");
+    world.gates[2].open(hangs);
+    warmed(store);
+    assert_eq!((resident(store, 9), store.slabs_at_home()), (vec![0], slabs));
+    assert_eq!(run(store, 9, &[5, 0]).unwrap(), [0, 5]);
+}
+
+/// While an expert is being read into a free slot, a step puts another one there, fails and gives it up. The
+/// slot is free again, and what lies in it is not the first expert.
+#[test]
+fn a_slot_that_a_failed_step_used_is_not_taken_for_another_expert() {
+    let mut world = world_of(1, 2, 2, &Faults::default(), Policy::Blend);
+    let (gate, disk) = (&world.gates[2], &world.disks[2]);
+    let (warm, bad) = (weight_offset(1, 0) + PAGE as u64, weight_offset(1, 5));
+    gate.close(warm);
+    gate.close(bad);
+    let store = &mut world.store;
+    seed_only(store, 9);
+    let slabs = store.slabs_at_home();
+    // Expert 0, into the only slot of the layer; it hangs in its second piece.
+    assert_eq!(store.warm_up(), 1);
+    gate.await_read(warm);
+    disk.set(Faults { bad: Some(bad + 1000..bad + 1001), ..Faults::default() });
+    let mut step = store.step(9, &one_row(&[3, 5]), Order::Arrival, None).unwrap();
+    // Expert 3 stays, in a slab that was borrowed, and is there before 5 fails.
+    gate.await_read(bad);
+    let collect_until = |step: &mut forebay_tiers::Step<'_>, home: usize| {
+        while step.store().slabs_at_home() < home {
+            std::thread::sleep(Duration::from_micros(100));
+            step.store().collect();
+        }
+    };
+    // Away are the slot's own slab, with the read that hangs, and that of expert 5.
+    collect_until(&mut step, slabs - 2);
+    gate.open(bad);
+    collect_until(&mut step, slabs - 1);
+    assert!(matches!(step.next_ready(), Err(ExpertError::Load { key, .. }) if key.expert == 5));
+    drop(step);
+    disk.set(Faults::default());
+    gate.open(warm);
+    warmed(store);
+    assert!(gate.held());
+    // Right bytes, which `run` checks, whether it is resident or read again.
+    run(store, 9, &[0]).unwrap();
+    assert_eq!(store.slabs_at_home(), slabs);
+    let c = store.counters();
+    assert_eq!((c.warm_up_loads, c.warm_up_wasted_bytes), (1, LEN[1] as u64));
+    run(store, 9, &[3, 5, 0]).unwrap();
+    assert_eq!(store.slabs_at_home(), slabs);
 }
 
 #[test]
@@ -83,6 +223,9 @@ fn a_bad_sector_while_warming_up_is_nobodys_error() {
     warmed(store);
     assert_eq!((resident(store, 3), store.counters().failures), (vec![0, 2, 3], 1));
     assert_eq!(store.slabs_at_home(), slabs);
+    // It is not tried again and again; the next one has its slot.
+    warm_up_fully(store);
+    assert_eq!((resident(store, 3), store.counters().failures), (vec![0, 2, 3, 4], 1));
     assert!(run(store, 3, &[1]).is_err());
     world.disks[0].set(Faults::default());
     run(&mut world.store, 3, &[1, 2]).unwrap();
@@ -111,7 +254,7 @@ proptest! {
                 0 => world.store.set_slots(3 * quota / 2),
                 1 => world.store.set_slots(3 * quota),
                 2 => warmed(&mut world.store),
-                _ => world.store.warm_up(),
+                _ => prop_assert!(world.store.warm_up() <= 3 * quota),
             }
             let before = world.store.resident();
             let order = if at % 2 == 0 { Order::Ascending } else { Order::Arrival };

@@ -5,11 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_core::ReadSegment;
-use forebay_io::{Arena, Reader, ReaderConfig, Shard, SlabClass};
+use forebay_io::{Arena, PAGE, Reader, ReaderConfig, Shard, SlabClass};
 use forebay_testkit::fault::{Faults, FaultyDisk};
 use forebay_tiers::routes::Union;
-use forebay_tiers::{ExpertError, ExpertStore, LayerExperts, LookAhead, Order, Policy, StoreConfig};
+use forebay_tiers::{
+    Counters, ExpertError, ExpertStore, GovernorPlan, LayerExperts, LookAhead, Machine, Order, Policy,
+    StoreConfig,
+};
 use proptest::prelude::*;
+
+use crate::gate::Gate;
 
 /// Layers 3 and 4 are of class 0, layer 9 of class 1 (as an MTP layer would be).
 pub const LAYERS: [(u32, usize); 3] = [(3, 0), (4, 0), (9, 1)];
@@ -24,6 +29,8 @@ pub const WEIGHTS: [usize; 2] = [4600, 9000];
 
 pub struct World {
     pub disks: Vec<Arc<FaultyDisk>>,
+    /// Before each disk.
+    pub gates: Vec<Arc<Gate>>,
     pub arena: Arena,
     pub store: ExpertStore,
 }
@@ -88,19 +95,34 @@ pub fn world(quota: usize, staging: usize, workers: usize, faults: &Faults) -> W
 }
 
 pub fn world_of(quota: usize, staging: usize, workers: usize, faults: &Faults, policy: Policy) -> World {
+    build(quota, staging, workers, faults, policy, None)
+}
+
+/// A calm one whose number of slots follows a machine.
+pub fn governed_world(quota: usize, plan: GovernorPlan, machine: Box<dyn Machine>) -> World {
+    build(quota, 2, 2, &Faults::default(), Policy::Blend, Some((plan, machine)))
+}
+
+fn build(
+    quota: usize,
+    staging: usize,
+    workers: usize,
+    faults: &Faults,
+    policy: Policy,
+    governed: Option<(GovernorPlan, Box<dyn Machine>)>,
+) -> World {
     let disk = |&(layer, class): &(u32, usize)| {
         Arc::new(FaultyDisk::of_bytes(shard_of(layer, class).0, faults.clone()))
     };
     let disks: Vec<_> = LAYERS.iter().map(disk).collect();
-    let shards = disks.iter().zip(LAYERS).map(|(disk, (layer, _))| Shard {
+    let gates: Vec<_> = disks.iter().map(|disk| Arc::new(Gate::before(Arc::clone(disk) as _))).collect();
+    let shards = gates.iter().zip(LAYERS).map(|(gate, (layer, _))| Shard {
         path: format!("layer-{layer}").into(),
-        file: Arc::clone(disk) as _,
+        file: Arc::clone(gate) as _,
     });
-    let reader = Reader::new(
-        shards.collect(),
-        ReaderConfig { workers, scratch_per_worker: 0, ..ReaderConfig::default() },
-    )
-    .unwrap();
+    // Pieces of a page, so that what is not demanded can be given up in the middle of an expert.
+    let config = ReaderConfig { workers, piece: PAGE, scratch_per_worker: 0, ..ReaderConfig::default() };
+    let reader = Reader::new(shards.collect(), config).unwrap();
     let slabs =
         |class: usize, layers: usize| SlabClass { bytes: LEN[class], count: layers * quota + staging };
     let arena = Arena::new(&[slabs(0, 2), slabs(1, 1)]).unwrap();
@@ -109,10 +131,10 @@ pub fn world_of(quota: usize, staging: usize, workers: usize, faults: &Faults, p
         staging: vec![staging; 2],
         policy,
         look_ahead: LookAhead::Off,
-        governed: None,
+        governed,
     };
     let store = ExpertStore::new(config, &arena, reader).unwrap();
-    World { disks, arena, store }
+    World { disks, gates, arena, store }
 }
 
 pub fn class_of(layer: u32) -> usize {
@@ -137,6 +159,7 @@ pub fn run_in(
     guess: Option<(u32, &[u32])>,
 ) -> Result<Vec<u32>, ExpertError> {
     let mut order = Vec::new();
+    let mut seen = store.counters();
     let mut step = store.step(layer, &one_row(union), how, None)?;
     if let Some((layer, experts)) = guess {
         step.store().look_ahead(layer, experts);
@@ -144,7 +167,12 @@ pub fn run_in(
     while let Some(ready) = step.next_ready()? {
         assert!(ready.bytes == content(layer, class_of(layer), ready.expert), "expert {}", ready.expert);
         order.push(ready.expert);
+        let now = step.store().counters();
+        assert_eq!(seen.since(&now), Counters::default(), "a counter went back");
+        seen = now;
     }
+    drop(step);
+    assert_eq!(seen.since(&store.counters()), Counters::default(), "a counter went back");
     let mut sorted = order.clone();
     sorted.sort_unstable();
     let mut wanted = union.to_vec();

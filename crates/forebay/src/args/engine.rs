@@ -128,10 +128,6 @@ pub struct DiskArgs {
     /// Read experts before it is certain that they are wanted, while the disk has nothing else to do
     #[arg(long, value_enum, default_value_t = LookAheadArg::Auto)]
     pub look_ahead: LookAheadArg,
-    /// Read what earlier runs used most into free memory while nothing else is read; hits then depend on how
-    /// much time there was
-    #[arg(long, value_enum, default_value_t = SwitchArg::On)]
-    pub warm_up: SwitchArg,
     /// Which experts stay in memory: those used most lately at three speeds, or the last ones
     #[arg(long, value_enum, default_value_t = PolicyArg::Blend)]
     pub cache_policy: PolicyArg,
@@ -177,11 +173,6 @@ impl WayArgs {
 }
 
 impl DiskArgs {
-    /// Whether free slots are filled from the usage history.
-    pub fn warms_up(&self) -> bool {
-        self.warm_up == SwitchArg::On
-    }
-
     fn look_ahead(&self) -> LookAhead {
         match self.look_ahead {
             LookAheadArg::Auto => LookAhead::Auto,

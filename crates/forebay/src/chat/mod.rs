@@ -67,6 +67,7 @@ pub fn run(args: &ChatArgs) -> Result<(), Failure> {
         interrupt,
         totals,
         limit,
+        warm_up: args.warms_up(),
         recordings,
         saved,
     };
@@ -86,12 +87,15 @@ struct Totals {
     answers: usize,
     stats: Stats,
     stretch: Stretch,
+    /// Bytes of experts read for them.
+    read: u64,
 }
 
 impl Totals {
     fn add(&mut self, stats: &Stats) {
         self.answers += 1;
         self.stretch.add(&Stretch::of(stats));
+        self.read += stats.experts.step_bytes();
         self.stats.prompt_tokens += stats.prompt_tokens;
         self.stats.new_tokens += stats.new_tokens;
         self.stats.prefill += stats.prefill;
@@ -119,6 +123,8 @@ struct Chat {
     totals: Totals,
     /// What a message may have in bytes.
     limit: Limit,
+    /// Whether free memory is filled while the user thinks.
+    warm_up: bool,
     recordings: Recordings,
     /// The file that `/save` wrote in this conversation; it may be written again.
     saved: Option<PathBuf>,
@@ -130,7 +136,8 @@ impl Chat {
     fn talk(&mut self, lines: &mut Lines, out: &mut Output) -> Result<(), Failure> {
         let mut result = Ok(());
         loop {
-            let done = match lines.next()? {
+            let input = self.model.engine.idle_during(self.warm_up, || lines.next())?;
+            let done = match input {
                 Input::End => {
                     if lines.is_interactive() {
                         out.write("\n")?;
@@ -222,16 +229,17 @@ impl Chat {
 
     /// Says what the conversation came to, and ends the files.
     fn close(mut self) -> Result<(), Failure> {
-        let Totals { answers, stats, stretch } = &self.totals;
+        let Totals { answers, stats, stretch, read } = &self.totals;
         let model = &mut self.model;
         let hindsight = Hindsight::of(&mut model.engine, stretch);
         if *answers > 0 {
             let plural = if *answers == 1 { "" } else { "s" };
             let what = format!("{answers} answer{plural}: {}", report::summary(stats));
-            closing::show(&mut model.engine, &model.roots, &hindsight, &what);
+            closing::show(&mut model.engine, &model.roots, &hindsight, &what, *read);
         }
         let mut settings = report::settings_json(&model.engine, &self.sampling, self.max_tokens);
         settings.insert("seed".to_owned(), json!(self.sampling.seed));
+        settings.insert("warm_up".to_owned(), json!(self.warm_up));
         let mut all = json!({
             "answers": answers,
             "prompt_tokens": stats.prompt_tokens,

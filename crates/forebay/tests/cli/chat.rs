@@ -4,7 +4,7 @@ use std::io::Write;
 
 use serde_json::Value;
 
-use crate::support::{Live, arg, demo_copy, forebay_reading, smallest_memory};
+use crate::support::{Live, arg, demo_copy, forebay, forebay_reading, smallest_memory};
 
 fn chat(args: &[&str], lines: &str) -> crate::support::Done {
     forebay_reading(&[&["chat"], args].concat(), lines.as_bytes())
@@ -123,6 +123,22 @@ fn ctrl_c_ends_a_chat_without_a_terminal() {
     let done = live.end();
     assert_eq!((done.code, done.stdout.as_str()), (130, ""), "{done:#?}");
     assert!(done.stderr.contains("stopped before the answer began"), "{done:#?}");
+}
+
+/// Only a chat waits for somebody and has the time to warm up; elsewhere the switch would do nothing.
+#[test]
+fn only_a_chat_can_warm_up() {
+    for verb in [&["run", "x"][..], &["score", "x"], &["bench", "stream"]] {
+        forebay(&[verb, &["--warm-up", "on"]].concat()).fails(2, &["--warm-up"]);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let record = dir.path().join("record");
+    for (args, expected) in [(&[][..], true), (&["--warm-up", "off"], false)] {
+        chat(&[&["--record", arg(&record)], args].concat(), "What is 2+2?\n").ok();
+        let lines = std::fs::read_to_string(&record).unwrap();
+        let run: Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();
+        assert_eq!(run["run"]["settings"]["warm_up"], expected, "{run}");
+    }
 }
 
 /// The weights vanish under a running conversation: the turn fails, says where, and the next one is tried.

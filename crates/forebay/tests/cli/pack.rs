@@ -37,8 +37,6 @@ fn a_packed_model_answers_as_before() {
             // A guess that is given up half read is read, and not checked.
             "--look-ahead",
             "off",
-            "--warm-up",
-            "off",
             "--json",
             "What is 2+2?",
         ];
