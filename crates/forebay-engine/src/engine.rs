@@ -153,8 +153,18 @@ impl EngineOptions {
             expert_slots: self.expert_slots,
             // An instruction set that is not there is refused elsewhere.
             decodes_fast: self.kernels().is_ok_and(Kernels::decodes_fast),
-            rates: self.rates,
+            rates: self.rates(),
         }
+    }
+
+    /// What was measured; a disk that is held back gives no more than that.
+    fn rates(&self) -> Rates {
+        let throttle = self.io.throttle.map(|rate| rate as f64);
+        let disk = match (self.rates.disk, throttle) {
+            (Some(disk), Some(throttle)) => Some(disk.min(throttle)),
+            (disk, throttle) => disk.or(throttle),
+        };
+        Rates { disk, ..self.rates }
     }
 }
 

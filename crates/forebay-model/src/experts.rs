@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_core::coded::{CodedError, CodedView};
-use forebay_core::{Format, MatrixView, PanelShape, PanelView, ReadSegment};
+use forebay_core::{DIRECT_ALIGN, Format, MatrixView, PanelShape, PanelView, ReadSegment};
 use forebay_io::Transform;
 use forebay_kernels::{Kernels, Weights};
 use forebay_store::catalog::Catalog;
@@ -162,7 +162,7 @@ impl ExpertLayer {
         self.parts.iter().filter(|parts| parts.iter().any(is_coded)).count()
     }
 
-    /// Bytes of an expert's matrices once they are decoded, on average; the bytes that are read if none is coded.
+    /// Bytes of an expert's record once it is decoded, on average; the bytes that are read if none is coded.
     pub fn mean_decoded(&self) -> f64 {
         let read = |reads: &Arc<[ReadSegment]>| reads.iter().map(|read| read.len).sum::<usize>();
         let all: usize = match &self.decoded {
@@ -177,9 +177,10 @@ fn is_coded(part: &Part) -> bool {
     part.layout == Codes::Coded
 }
 
-/// Where the last matrix ends.
+/// Bytes of a record with these parts, in whole pages.
 fn end_of(parts: &[Part; 3]) -> usize {
-    parts.iter().map(|part| part.codes.end.max(part.scales.end)).max().unwrap_or(0)
+    let end = parts.iter().map(|part| part.codes.end.max(part.scales.end)).max().unwrap_or(0);
+    end.next_multiple_of(DIRECT_ALIGN)
 }
 
 fn part_view<'a>(part: &Part, bytes: &'a [u8]) -> Result<Weights<'a>, CodedError> {

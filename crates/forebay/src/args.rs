@@ -354,7 +354,7 @@ impl PlanArgs {
     /// The options of the run to plan.
     pub fn options(&self) -> EngineOptions {
         let rate = |given: Option<ByteSize>| given.map(|ByteSize(bytes)| bytes as f64);
-        let rates = Rates { disk: rate(self.disk_rate), memory: rate(self.memory_rate) };
+        let rates = Rates { disk: rate(self.disk_rate), memory: rate(self.memory_rate), decode: None };
         let drafting = self.draft.draft;
         EngineOptions { rates, io: self.way.io(), drafting, ..self.size.options() }
     }

@@ -8,7 +8,7 @@ use forebay_engine::{EngineOptions, Inspection, WhatIf};
 use forebay_kernels::Isa;
 use forebay_model::families::roles::Role;
 use forebay_model::spec::FfnKind;
-use forebay_model::{Capability, Snapshot};
+use forebay_model::{Capability, ExpertTable, Snapshot};
 use serde_json::{Value, json};
 
 use crate::args::InspectArgs;
@@ -75,6 +75,17 @@ fn coalescible(snapshot: &Snapshot) -> Option<f64> {
     (experts.total > 0).then(|| 100.0 * experts.coalesced as f64 / experts.total as f64)
 }
 
+/// Bytes of all experts if none were coded.
+fn decoded_bytes(experts: &ExpertTable) -> u64 {
+    experts.iter().map(|(_, layer)| (layer.mean_decoded() * layer.segments.len() as f64).round() as u64).sum()
+}
+
+fn coded_share(experts: &ExpertTable) -> String {
+    let decoded = decoded_bytes(experts);
+    let share = 100.0 * experts.file_bytes as f64 / decoded.max(1) as f64;
+    format!("{share:.1} % of {}", ByteSize(decoded))
+}
+
 /// Aligned text.
 struct Text(String);
 
@@ -127,6 +138,9 @@ fn report(found: &Inspection, options: &EngineOptions, isa: Isa) -> String {
         let experts = &snapshot.experts;
         let bytes = ByteSize(experts.file_bytes);
         text.row("", format!("{} in all, {bytes}; {share:.1} % can be read in one piece", experts.total));
+        if experts.coded > 0 {
+            text.row("", format!("{} of them coded, lossless: {}", experts.coded, coded_share(experts)));
+        }
     }
     text.row("sparse attention", &snapshot.sparse_attention);
     text.row("MTP layer", mtp_state(&snapshot.mtp));
@@ -206,6 +220,8 @@ fn report_json(found: &Inspection, isa: Isa) -> Value {
             "shared_width": spec.moe.shared_width,
             "total": snapshot.experts.total,
             "file_bytes": snapshot.experts.file_bytes,
+            "coded": snapshot.experts.coded,
+            "decoded_bytes": decoded_bytes(&snapshot.experts),
             "coalescible_percent": coalescible(snapshot),
             "cold_bytes_per_token": cold_bytes_per_token(snapshot),
         },

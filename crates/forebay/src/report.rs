@@ -172,6 +172,7 @@ pub fn engine_json(engine: &Engine) -> Map<String, Value> {
         ("memory_budget", json!(plan.budget)),
         ("memory_planned", json!(plan.total())),
         ("expert_slots", json!(plan.resident_slots())),
+        ("slots_hold", json!(plan.codes.map(|choice| choice.slots.to_string()))),
         ("context", json!(plan.context)),
         ("chunk", json!(plan.chunk)),
         ("block", json!(plan.block)),

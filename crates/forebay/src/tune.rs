@@ -6,7 +6,8 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use forebay_core::ByteSize;
+use forebay_core::coded::{CodedView, encode};
+use forebay_core::{ByteSize, Format, PanelShape};
 use forebay_engine::EngineOptions;
 use forebay_io::file::read_regular;
 use forebay_io::probe::Way;
@@ -37,8 +38,10 @@ const EFFORT: Effort =
 const CLOSE: f64 = 0.97;
 /// Bytes that are read to measure memory: much more than any cache.
 const MEMORY: usize = 256 << 20;
-/// How often memory is measured.
+/// How often memory and the decoder are measured.
 const MEMORY_ROUNDS: usize = 5;
+/// Rows and columns of the matrix that is decoded to measure that.
+const DECODED_ROWS: usize = 1024;
 
 /// What was measured, and what follows.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -104,6 +107,7 @@ impl Tuned {
         }
         options.rates.disk = options.rates.disk.or(self.rates.disk);
         options.rates.memory = options.rates.memory.or(self.rates.memory);
+        options.rates.decode = options.rates.decode.or(self.rates.decode);
     }
 }
 
@@ -155,7 +159,7 @@ fn tune(target: &Target) -> Result<Tuned, Failure> {
             "nothing could be read in the time there is; look at the disk with: forebay bench io",
         )
     })?;
-    Ok(Tuned { way: best.way, rates: Rates { disk: Some(best.rate()), memory: memory() } })
+    Ok(Tuned { way: best.way, rates: Rates { disk: Some(best.rate()), memory: memory(), decode: decode() } })
 }
 
 /// The simplest of the ways that are about as fast as the fastest: past the page cache, with worker threads, with
@@ -179,6 +183,28 @@ fn memory() -> Option<f64> {
         let started = Instant::now();
         std::hint::black_box(limits::read(kernels, &team, &bytes));
         MEMORY as f64 / started.elapsed().as_secs_f64()
+    });
+    Some(median(&rates.collect::<Vec<_>>()))
+}
+
+/// Bytes per second of int4 panels that one thread decodes.
+fn decode() -> Option<f64> {
+    let shape = PanelShape::new(Format::Int4Row, DECODED_ROWS, DECODED_ROWS)?;
+    let mut panels = vec![0; shape.bytes()];
+    // Codes that are as uneven as those of weights: sums of random numbers.
+    let mut state = 1u64;
+    let mut code = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (0..5).map(|i| (state >> (24 + 8 * i)) as u8 & 3).sum::<u8>()
+    };
+    panels.iter_mut().for_each(|byte| *byte = code() | code() << 4);
+    let coded = encode(&shape, &panels)?;
+    let view = CodedView::new(shape, &coded).ok()?;
+    let kernels = Kernels::detect();
+    let rates = (0..MEMORY_ROUNDS).map(|_| {
+        let started = Instant::now();
+        kernels.decode_panels(&view, 0..shape.panels(), std::hint::black_box(&mut panels));
+        shape.bytes() as f64 / started.elapsed().as_secs_f64()
     });
     Some(median(&rates.collect::<Vec<_>>()))
 }
@@ -234,6 +260,7 @@ fn to_json(tuned: &Tuned, identity: &Value) -> Value {
         "depth": tuned.way.depth,
         "disk_bytes_per_second": tuned.rates.disk,
         "memory_bytes_per_second": tuned.rates.memory,
+        "decoded_bytes_per_second_and_core": tuned.rates.decode,
         "measured_with": identity,
     })
 }
@@ -252,7 +279,11 @@ fn parse(stored: &Value, identity: &Value) -> Option<Tuned> {
         depth: stored["depth"].as_u64().filter(|depth| (1..=64).contains(depth))? as usize,
     };
     let rate = |name: &str| stored[name].as_f64().filter(|rate| *rate > 0.0);
-    let rates = Rates { disk: rate("disk_bytes_per_second"), memory: rate("memory_bytes_per_second") };
+    let rates = Rates {
+        disk: rate("disk_bytes_per_second"),
+        memory: rate("memory_bytes_per_second"),
+        decode: rate("decoded_bytes_per_second_and_core"),
+    };
     Some(Tuned { way, rates })
 }
 
@@ -263,11 +294,12 @@ fn text(tuned: &Tuned, block: usize) -> String {
         None => "not measured".to_owned(),
     };
     format!(
-        "experts    {}\ndisk       {} in reads of {}\nmemory     {}\n",
+        "experts    {}\ndisk       {} in reads of {}\nmemory     {}\ndecoder    {} of int4 codes on one core\n",
         way_text(*way),
         rate(rates.disk),
         ByteSize(block as u64),
         rate(rates.memory),
+        rate(rates.decode),
     )
 }
 
@@ -277,7 +309,7 @@ mod tests {
 
     fn tuned() -> Tuned {
         let way = Way { backend: Backend::Uring, access: Access::Direct, depth: 4 };
-        Tuned { way, rates: Rates { disk: Some(2.5e9), memory: None } }
+        Tuned { way, rates: Rates { disk: Some(2.5e9), memory: None, decode: Some(4e9) } }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use forebay_engine::draft::MAX_DEPTH;
 use forebay_engine::{Drafting, EngineOptions, IoOptions};
 use forebay_io::{Access, Backend};
 use forebay_kernels::Isa;
-use forebay_model::{Arith, EmbeddingPlace, KvDtype};
+use forebay_model::{Arith, EmbeddingPlace, KvDtype, SlotCodes};
 use forebay_tiers::{LookAhead, Policy};
 
 /// How to run the model. None of these changes a word of the answer, except where it says so.
@@ -73,6 +73,10 @@ pub struct SizeArgs {
     /// Arithmetic of integer weights; exact is slower and changes results slightly
     #[arg(long, value_enum, default_value_t = ArithArg::Int8)]
     pub arith: ArithArg,
+    /// What memory holds of coded experts (`forebay pack --codes`): the coded bytes, of which more fit, or what
+    /// they decode to, which is quicker to compute with; the same words come out
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = SlotsArg::Auto)]
+    pub expert_slots: SlotsArg,
     /// Re-encode float weights while loading: int8, int4-g64 (or g16 to g256), int4-row or int2-row; changes
     /// results
     #[arg(long, value_name = "FORMAT", value_parser = integer_format)]
@@ -289,6 +293,11 @@ impl SizeArgs {
                 ArithArg::Int8 => Arith::Int8,
             },
             quantise: self.quantize,
+            expert_slots: match self.expert_slots {
+                SlotsArg::Auto => None,
+                SlotsArg::Coded => Some(SlotCodes::Coded),
+                SlotsArg::Decoded => Some(SlotCodes::Decoded),
+            },
             embedding: self.embedding.map(|place| match place {
                 EmbeddingArg::Memory => EmbeddingPlace::Memory,
                 EmbeddingArg::Disk => EmbeddingPlace::Disk,
@@ -312,6 +321,17 @@ pub enum EmbeddingArg {
     Memory,
     /// In its file
     Disk,
+}
+
+/// `--expert-slots`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SlotsArg {
+    /// What is expected to be faster here, as `forebay plan` says
+    Auto,
+    /// Coded bytes, decoded whenever they are multiplied
+    Coded,
+    /// Decoded on arrival
+    Decoded,
 }
 
 /// `--kv-dtype`.

@@ -211,9 +211,10 @@ impl Report<'_> {
         let plan = self.engine.plan();
         let layers = plan.demand.layers.len().max(1);
         let mut text = format!(
-            "{} slots in {layers} layers, experts of {}; disk at best {}\n\n",
+            "{} slots in {layers} layers, each of {}{}; disk at best {}\n\n",
             plan.resident_slots(),
             ByteSize(plan.slot_row() / layers as u64),
+            plan.codes.map_or(String::new(), |choice| format!(", for {} experts", choice.slots)),
             self.rate.map_or("unknown (run forebay tune)".to_owned(), |rate| format!(
                 "{}/s",
                 ByteSize(rate as u64)

@@ -1,6 +1,6 @@
 //! Plans for programs. Unknown figures are null.
 
-use forebay_engine::{Bound, BudgetFrom, Consumer, Expectation, ModelFacts, Plan};
+use forebay_engine::{Bound, BudgetFrom, Consumer, Expectation, ModelFacts, Plan, SlotChoice};
 use forebay_io::{MemoryInfo, Pressure};
 use serde_json::{Map, Value, json};
 
@@ -87,6 +87,7 @@ pub fn plan_json(plan: &Plan) -> Value {
         "embedding_bytes": plan.embedding_bytes,
         "minimum": plan.minimum,
         "everything": plan.everything,
+        "codes": plan.codes.as_ref().map(codes),
         "outlook": {
             "context": outlook.context,
             "this_budget": expectation(&outlook.now),
@@ -98,6 +99,21 @@ pub fn plan_json(plan: &Plan) -> Value {
         all.extend(rest);
     }
     Value::Object(all)
+}
+
+/// What is held of coded experts, and what it was chosen by.
+fn codes(choice: &SlotChoice) -> Value {
+    json!({
+        "slots": choice.slots.to_string(),
+        "asked": choice.asked,
+        "tokens_per_s": choice.tokens_per_second,
+        "tokens_per_s_other_way": choice.other,
+        "disk": choice.rates.disk,
+        "memory": choice.rates.memory,
+        "decoder_per_core": choice.decoder.per_core,
+        "cores": choice.decoder.cores,
+        "assumed": choice.assumed,
+    })
 }
 
 fn name(consumer: Consumer) -> &'static str {
@@ -125,10 +141,12 @@ fn expectation(expected: &Expectation) -> Value {
         "hit_rate": expected.hit_rate,
         "disk_bytes_per_token": expected.disk_bytes,
         "memory_bytes_per_token": expected.memory_bytes,
+        "decoded_bytes_per_token": expected.decoded_bytes,
         "tokens_per_s": expected.tokens_per_second,
         "bound": expected.bound.map(|bound| match bound {
             Bound::Disk => "disk",
             Bound::Memory => "memory",
+            Bound::Decoder => "decoder",
         }),
     })
 }

@@ -3,8 +3,10 @@
 use std::fmt::{Display, Write};
 
 use forebay_core::ByteSize;
-use forebay_engine::{Bound, BudgetFrom, Consumer, Expectation, Inspection, ModelFacts, Plan, Rates};
-use forebay_model::EmbeddingPlace;
+use forebay_engine::{
+    Bound, BudgetFrom, Consumer, Expectation, Inspection, ModelFacts, Plan, Rates, SlotChoice,
+};
+use forebay_model::{EmbeddingPlace, SlotCodes};
 
 use super::Look;
 use crate::console;
@@ -151,7 +153,7 @@ fn reading(page: &mut Page, look: &Look, plan: &Plan) {
     let way = tune::way_text(look.options.way(plan));
     page.row("reading", format_args!("experts of {block}: {way}{from}"));
     let rate = |rate: Option<f64>| rate.map(|rate| format!("{}/s", ByteSize(rate as u64)));
-    let Rates { disk, memory } = look.options.rates;
+    let Rates { disk, memory, .. } = look.options.rates;
     match (rate(disk), rate(memory)) {
         (None, None) => {}
         (disk, memory) => {
@@ -159,7 +161,36 @@ fn reading(page: &mut Page, look: &Look, plan: &Plan) {
             page.row("", format_args!("disk {}, memory {}", known(disk), known(memory)));
         }
     }
+    if let Some(choice) = &plan.codes {
+        page.row("codes", codes(choice));
+    }
     page.gap();
+}
+
+/// What is held of coded experts, and why.
+pub fn codes(choice: &SlotChoice) -> String {
+    let SlotChoice { slots, asked, tokens_per_second, other, rates, decoder, assumed } = choice;
+    let held = match slots {
+        SlotCodes::Coded => "experts stay coded in memory",
+        SlotCodes::Decoded => "experts are decoded when they arrive in memory",
+    };
+    if *asked {
+        return format!("{held}, as asked for");
+    }
+    let speed = |speed: &Option<f64>| speed.map_or("unknown".to_owned(), |speed| format!("{speed:.2} tok/s"));
+    let against = match other {
+        None => "the other way does not fit".to_owned(),
+        Some(_) => format!("{} at most, {} the other way", speed(tokens_per_second), speed(other)),
+    };
+    let rate = |rate: Option<f64>| ByteSize(rate.unwrap_or(0.0) as u64).to_string();
+    let doubt = if *assumed { ", assumed where not measured" } else { "" };
+    format!(
+        "{held}: {against} (disk {}/s, memory {}/s, decoder {}/s on each of {} cores{doubt})",
+        rate(rates.disk),
+        rate(rates.memory),
+        rate(Some(decoder.per_core)),
+        decoder.cores
+    )
 }
 
 fn budget_from(plan: &Plan) -> &'static str {
@@ -258,6 +289,7 @@ fn speed(expected: &Expectation) -> String {
     let by = match expected.bound {
         Some(Bound::Disk) => "limited by the disk",
         Some(Bound::Memory) => "limited by memory",
+        Some(Bound::Decoder) => "limited by decoding",
         None => "",
     };
     expected.tokens_per_second.map_or("not measured".to_owned(), |rate| format!("{rate:.2} tok/s, {by}"))
@@ -285,6 +317,9 @@ pub fn short(plan: &Plan) -> Vec<(String, String)> {
         };
         row(name, format!("{}{detail}", ByteSize(bytes)))
     }));
+    if let Some(choice) = &plan.codes {
+        rows.push(row("  codes", codes(choice)));
+    }
     let now = &plan.outlook.now;
     let share = 100.0 * now.hit_rate;
     rows.push(row("  left over", ByteSize(plan.budget.saturating_sub(plan.total())).to_string()));

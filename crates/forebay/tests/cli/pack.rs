@@ -77,19 +77,86 @@ fn a_packed_model_answers_as_before() {
     assert!(problem.contains(&name) && problem.contains("checksum"), "{problem}");
 }
 
+#[test]
+fn coded_experts_are_fewer_bytes_and_the_same_words() {
+    let [model, coded, back] = [(); 3].map(|()| TempDir::new().unwrap());
+    let shape =
+        ["--shape", "tiny", "--hidden", "384", "--expert-width", "256", "--experts", "8", "--moe", "2"];
+    forebay(&[&["synth", arg(model.path()), "--format", "int4-row"][..], &shape].concat()).ok();
+    let (source, coded, back) = (arg(model.path()), arg(coded.path()), arg(back.path()));
+    let done = forebay(&["pack", source, coded, "--margin", "0", "--codes", "auto"]).ok();
+    assert!(done.stdout.contains("16 of 16 experts coded:"), "{}", done.stdout);
+    let again = forebay(&["pack", source, coded, "--codes", "auto", "--json"]).ok().json();
+    assert_eq!((&again["bytes_written"], &again["experts_coded"]), (&0.into(), &16.into()));
+    let share = again["expert_bytes"].as_f64().unwrap() / again["expert_bytes_raw"].as_f64().unwrap();
+    assert!(share < 0.8, "{share}");
+    forebay(&["pack", source, coded]).fails(2, &["the same model with coded experts"]);
+    forebay(&["pack", coded, back, "--to-reference", "--codes", "raw"]).fails(2, &["--to-reference"]);
+    let found = forebay(&["inspect", coded, "--json"]).ok().json();
+    assert_eq!(found["experts"]["coded"], 16);
+    assert_eq!(found["experts"]["decoded_bytes"], again["expert_bytes_raw"]);
+    assert!(forebay(&["inspect", coded]).ok().stdout.contains("16 of them coded"));
+    let score = |dir: &str, slots: &str| {
+        let args = [
+            "score",
+            "--model",
+            dir,
+            "--expert-slots",
+            slots,
+            "--context",
+            "64",
+            "--json",
+            "Water runs down.",
+        ];
+        forebay(&args).ok().json()
+    };
+    let want = score(source, "auto");
+    for slots in ["auto", "coded", "decoded"] {
+        assert_eq!(score(coded, slots)["windows"], want["windows"], "{slots}");
+    }
+    for (slots, words) in
+        [("coded", "stay coded in memory, as asked"), ("decoded", "are decoded"), ("auto", "the other way")]
+    {
+        let args = ["plan", coded, "--machine-memory", "2G", "--expert-slots", slots];
+        let text = forebay(&args).ok().stdout;
+        assert!(text.contains(words), "{text}");
+    }
+    let auto =
+        ["plan", coded, "--machine-memory", "2G", "--json", "--disk-rate", "1G", "--memory-rate", "50G"];
+    let plan = forebay(&auto).ok().json();
+    let codes = &plan["plan"]["codes"];
+    assert_eq!(
+        (&codes["asked"], &codes["disk"], &codes["assumed"]),
+        (&false.into(), &1e9.into(), &true.into())
+    );
+    assert!(forebay(&["verify", coded, "--hash"]).ok().stdout.contains("every byte is what was packed"));
+    forebay(&["pack", coded, back, "--to-reference", "--margin", "0"]).ok();
+    assert_eq!(score(back, "auto")["windows"], want["windows"]);
+}
+
 /// Killed as no program can prevent, at growing times from the start, and given again each time.
 #[test]
 fn killed_again_and_again_it_ends_with_the_same_bytes() {
+    killed_again_and_again("raw", "12");
+}
+
+/// The same while experts are coded: their lengths are known to the files that are there alone.
+#[test]
+fn killed_again_and_again_while_it_codes() {
+    killed_again_and_again("coded", "6");
+}
+
+fn killed_again_and_again(codes: &str, layers: &str) {
     let model = TempDir::new().unwrap();
     let (model, whole) = (arg(model.path()), TempDir::new().unwrap());
     let shape =
-        ["--shape", "tiny", "--experts", "32", "--dense", "1", "--moe", "12", "--expert-width", "256"];
+        ["--shape", "tiny", "--experts", "32", "--dense", "1", "--moe", layers, "--expert-width", "256"];
     forebay(&[&["synth", model][..], &shape].concat()).ok();
-    forebay(&["pack", model, arg(whole.path()), "--margin", "0", "--threads", "1"]).ok();
+    forebay(&["pack", model, arg(whole.path()), "--margin", "0", "--threads", "1", "--codes", codes]).ok();
     let dir = TempDir::new().unwrap();
     let (mut killed, mut wait) = (0, Duration::from_millis(15));
     loop {
-        let args = ["pack", model, arg(dir.path()), "--margin", "0"];
+        let args = ["pack", model, arg(dir.path()), "--margin", "0", "--codes", codes];
         let mut child = command(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         std::thread::sleep(wait);
         let ended = child.try_wait().unwrap();
