@@ -7,7 +7,9 @@ use std::sync::LazyLock;
 use forebay_core::quant::decode_row;
 use forebay_core::{Format, MatrixView};
 use forebay_model::weights::Ffn;
-use forebay_model::{Capability, Embedding, EmbeddingPlace, Model, Snapshot, SnapshotError, SnapshotOptions};
+use forebay_model::{
+    Capability, Embedding, EmbeddingPlace, LoadedParts, Model, Snapshot, SnapshotError, SnapshotOptions,
+};
 use forebay_testkit::container::{self, Tensor};
 use forebay_testkit::toy;
 use serde_json::{Value, json};
@@ -239,8 +241,9 @@ fn load_with(tensors: &[Tensor], options: SnapshotOptions, embedding: EmbeddingP
     let paths: Vec<_> = snapshot.catalog.shards().iter().map(|shard| &shard.path).collect();
     let shards = &forebay_io::open_files(&paths, forebay_io::Access::Buffered).unwrap().shards;
     let mut read = 0;
-    let model = Model::load(&snapshot, shards, embedding, &mut |n| read = n).unwrap();
-    assert_eq!(read, Model::bytes_to_read(&snapshot, embedding));
+    let model =
+        Model::load(&snapshot, shards, LoadedParts { embedding, mtp: false }, &mut |n| read = n).unwrap();
+    assert_eq!(read, Model::bytes_to_read(&snapshot, LoadedParts { embedding, mtp: false }));
     model
 }
 
@@ -362,7 +365,13 @@ fn an_embedding_that_cannot_be_read_names_tensor_and_file() {
     let snapshot = Snapshot::open(dir.path(), SnapshotOptions::default()).unwrap();
     let paths: Vec<_> = snapshot.catalog.shards().iter().map(|shard| &shard.path).collect();
     let shards = forebay_io::open_files(&paths, forebay_io::Access::Buffered).unwrap().shards;
-    let model = Model::load(&snapshot, &shards, EmbeddingPlace::Disk, &mut |_| {}).unwrap();
+    let model = Model::load(
+        &snapshot,
+        &shards,
+        LoadedParts { embedding: EmbeddingPlace::Disk, mtp: false },
+        &mut |_| {},
+    )
+    .unwrap();
     std::fs::OpenOptions::new().write(true).open(paths[0]).unwrap().set_len(9).unwrap();
     let error = model.embedding.rows(&[7], &mut [0.0; 64]).unwrap_err().to_string();
     for part in ["model.embed_tokens.weight", "out-00000.safetensors"] {
