@@ -5,9 +5,11 @@
 //! compute goes on). [`open`] turns paths into shards, [`window`] says which pages a
 //! direct read takes, [`roots`] spreads reads over several disks, [`probe`] measures
 //! them, and [`memory`] says how much memory the machine and its container allow.
+//! [`file`] is for small files that are read as a whole.
 //!
 //! Nothing here knows what an expert is: see `forebay-tiers` for that.
 
+pub mod file;
 pub mod memory;
 pub mod open;
 pub mod probe;

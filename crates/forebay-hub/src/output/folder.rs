@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::path::{Path, PathBuf};
 
+use forebay_io::file::check_irregular;
 use serde_json::{Map, Value};
 
 use super::FileError;
@@ -27,8 +28,10 @@ pub fn files(dir: &Path) -> Result<Vec<(String, PathBuf)>, FileError> {
 /// has it.
 pub fn lock(dir: &Path, name: &str) -> Result<Option<File>, FileError> {
     let path = dir.join(name);
-    let open = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
-    let file = open.map_err(|cause| FileError::new("create", &path, cause))?;
+    let open = || OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+    let file = check_irregular(&path)
+        .and_then(|()| open())
+        .map_err(|cause| FileError::new("create", &path, cause))?;
     match file.try_lock() {
         Err(TryLockError::WouldBlock) => Ok(None),
         // Some network disks have no locks. Then it is on the user to start only one.
