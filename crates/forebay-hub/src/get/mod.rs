@@ -47,8 +47,8 @@ use permits::{Permits, Tally};
 use url::Url;
 use watch::Stop;
 
-/// The longest answer about a repository.
-const MAX_ANSWER: u64 = 64 << 20;
+/// The longest answer about a repository: tens of thousands of files. As a tree it may take a hundred times as much memory.
+const MAX_ANSWER: u64 = 8 << 20;
 
 /// A hub. Its connections are kept for the next request.
 pub struct Hub {
@@ -92,8 +92,8 @@ impl Hub {
         let too_long = || GetError::Answer {
             repo: repo.to_string(),
             what: "the text".to_owned(),
-            found: "longer than that".to_owned(),
-            expected: "at most 64 MB",
+            found: "longer".to_owned(),
+            expected: "at most 8 MiB",
         };
         Listing::parse(repo, revision, &bytes.ok_or_else(too_long)?)
     }

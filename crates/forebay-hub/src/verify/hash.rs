@@ -117,13 +117,13 @@ pub fn hash_all(
             if !seen(0) {
                 return;
             }
-            let result = digest::hash_file(path, *algorithm, &mut seen).and_then(|digest| {
-                let Some(digest) = digest else { return Ok(false) };
+            let result = digest::hash_file(path, *algorithm, &mut seen).map(|digest| {
+                let Some(digest) = digest else { return false };
                 let mut known = lock(&known);
                 known.done.insert(name.clone(), (digest, *time));
                 // It is a saving for a run that is stopped. Where it cannot be kept, that one begins anew.
                 let _ = known.save();
-                Ok(true)
+                true
             });
             match result {
                 Ok(true) => {}

@@ -379,6 +379,15 @@ fn a_wrong_missing_or_malformed_digest_is_an_error() {
 }
 
 #[test]
+fn an_answer_that_would_fill_the_memory_is_refused() {
+    let (server, dir) = (server(), TempDir::new().unwrap());
+    let text = server.listing().to_string() + &" ".repeat(9 << 20);
+    server.faults(|faults| faults.listing = Some(text));
+    let error = get(&server, dir.path()).unwrap_err();
+    assert!(matches!(error, GetError::Answer { .. }) && error.to_string().contains("8 MiB"), "{error}");
+}
+
+#[test]
 fn servers_without_ranges_give_whole_files() {
     let (server, dir) = (server(), TempDir::new().unwrap());
     server.faults(|faults| faults.no_ranges = true);
