@@ -1,10 +1,10 @@
 //! What proves a file: its digest, as hubs and models record it, and hashing to check it.
 
 use std::fmt;
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
+use forebay_io::file::open_regular;
 use serde_json::{Value, json};
 use sha1::Sha1;
 use sha2::{Digest as _, Sha256};
@@ -197,7 +197,7 @@ pub(crate) fn hash_file(
     seen: &mut dyn FnMut(u64) -> bool,
 ) -> Result<Option<FileDigest>, FileError> {
     let failed = |cause| FileError::new("read", path, cause);
-    let mut file = File::open(path).map_err(failed)?;
+    let mut file = open_regular(path).map_err(failed)?;
     // Should it grow meanwhile, its digest is another and its size says so.
     let length = file.metadata().map_err(failed)?.len();
     let (mut hasher, mut size) = (Hasher::new(algorithm, length), 0);

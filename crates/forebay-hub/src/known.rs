@@ -78,7 +78,7 @@ impl Known {
         // A snapshot of a cache is known by its own name.
         let real = fs::canonicalize(dir).unwrap_or_else(|_| dir.to_owned());
         if let Some(record) = Record::of_folder(&real)? {
-            record.files.into_iter().for_each(|(name, proof)| known.add(Origin::Hub, name, proof));
+            record.files.into_iter().for_each(|(name, at)| known.add(Origin::Hub, name, at.proof));
         }
         if let Some(digests) = Digests::read(dir)? {
             digests.0.into_iter().for_each(|(name, proof)| known.add(Origin::Recorded, name, proof));

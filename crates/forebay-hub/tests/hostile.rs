@@ -277,3 +277,17 @@ proptest! {
         let _ = convert(source.path(), out.path(), int4_g64());
     }
 }
+
+/// Whoever opened the pipe would wait for ever.
+#[cfg(unix)]
+#[test]
+fn pipes_in_a_source_are_not_waited_for() {
+    for name in ["config.json", "tokenizer.json"] {
+        let (source, out) = (copy("bf16"), tempfile::tempdir().unwrap());
+        let path = source.path().join(name);
+        let _ = fs::remove_file(&path);
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let error = convert(source.path(), out.path(), int4_g64()).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains("not a regular file"), "{error}");
+    }
+}

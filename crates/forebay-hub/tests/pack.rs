@@ -462,3 +462,24 @@ fn other_folders_are_left_alone() {
     let error = packer::pack(source.path(), half.path(), full, &mut |_, _| {}).unwrap_err();
     assert!(matches!(error, PackError::NoRoom { .. }), "{error}");
 }
+
+/// Whoever opened the pipe would wait for ever, and whoever read the device would never end.
+#[cfg(unix)]
+#[test]
+fn what_is_no_file_is_not_packed() {
+    for name in ["tokenizer.json", "chat_template.jinja"] {
+        let (source, out) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        write_synth(source.path(), &small(Format::Int4Row));
+        let path = source.path().join(name);
+        let _ = fs::remove_file(&path);
+        for device in [false, true] {
+            match device {
+                true => std::os::unix::fs::symlink("/dev/zero", &path).unwrap(),
+                false => assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success()),
+            }
+            let error = pack(source.path(), out.path()).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains("not a regular file"), "{error}");
+            fs::remove_file(&path).unwrap();
+        }
+    }
+}

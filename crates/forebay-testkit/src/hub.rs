@@ -34,6 +34,10 @@ pub struct Faults {
     pub limited: (usize, &'static str),
     /// So many requests get this status.
     pub status: (usize, u16),
+    /// What comes with that status as `Retry-After`.
+    pub retry_after: Option<&'static str>,
+    /// Of every answer so many bytes come at once, and the others one by one with a pause before each.
+    pub trickle: Option<(usize, Duration)>,
     /// So many bodies end after a random number of bytes.
     pub cut: usize,
     /// So many bodies become silent half way.
@@ -172,6 +176,34 @@ fn accept(listener: &TcpListener, world: &Arc<World>, storage: bool) {
     }
 }
 
+/// Where an answer goes.
+struct Out<'a> {
+    stream: &'a TcpStream,
+    trickle: Option<(usize, Duration)>,
+}
+
+impl Write for Out<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let most = match &mut self.trickle {
+            None => bytes.len(),
+            Some((0, pause)) => {
+                thread::sleep(*pause);
+                1
+            }
+            Some((at_once, _)) => {
+                let most = bytes.len().min(*at_once);
+                *at_once -= most;
+                most
+            }
+        };
+        self.stream.write(&bytes[..most])
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
 /// What a request asks for.
 struct Asked {
     path: String,
@@ -216,15 +248,15 @@ impl World {
     fn serve(&self, stream: &TcpStream, storage: bool) -> io::Result<()> {
         stream.set_nodelay(true)?;
         let mut reader = BufReader::new(stream);
-        let mut out = stream;
         while let Some(asked) = read_request(&mut reader)? {
-            let fault = {
+            let (fault, trickle) = {
                 let mut state = self.lock();
                 let header = |name: &str| asked.headers.get(name).cloned();
                 let (range, authorization) = (header("range"), header("authorization"));
                 state.seen.push(Seen { storage, path: asked.path.clone(), range, authorization });
-                state.refuse()
+                (state.refuse(), state.faults.trickle)
             };
+            let mut out = Out { stream, trickle };
             if let Some((status, extra)) = fault {
                 answer(&mut out, status, &extra, b"")?;
             } else if storage {
@@ -350,7 +382,8 @@ impl State {
         }
         if faults.status.0 > 0 {
             faults.status.0 -= 1;
-            return Some((faults.status.1, String::new()));
+            let wait = faults.retry_after.map(|wait| format!("Retry-After: {wait}\r\n"));
+            return Some((faults.status.1, wait.unwrap_or_default()));
         }
         None
     }

@@ -106,7 +106,7 @@ impl Drop for Progress {
 fn tick(shared: &Shared, label: &str, unit: Unit, rich: bool) {
     let started = Instant::now();
     let (mut pause, later) = if rich { (FIRST_DRAW, REDRAW) } else { (LOG_EVERY, LOG_EVERY) };
-    let mut drawn = false;
+    let (mut drawn, mut before) = (false, 0);
     let mut arrivals = VecDeque::from([(started, 0)]);
     let mut state = shared.lock();
     while !state.finished {
@@ -116,7 +116,10 @@ fn tick(shared: &Shared, label: &str, unit: Unit, rich: bool) {
             continue;
         }
         let line = match state.arrived {
-            Some(arrived) => transfer_line(label, state.done, state.total, rate(&mut arrivals, arrived)),
+            Some(arrived) => {
+                let moves = std::mem::replace(&mut before, state.done) < state.done;
+                transfer_line(label, state.done, state.total, rate(&mut arrivals, arrived), moves)
+            }
             None => line(label, unit, state.done, state.total, started.elapsed()),
         };
         console::diagnose(&if rich { format!("\r\x1b[K{line}") } else { format!("{line}\n") });
@@ -160,11 +163,13 @@ fn rate(arrivals: &mut VecDeque<(Instant, u64)>, arrived: u64) -> f64 {
     arrived.saturating_sub(before) as f64 / now.duration_since(from).as_secs_f64().max(1e-3)
 }
 
-/// `downloading: 1.00 GB of 4.00 GB, 100.00 MB/s, about 30 s left`.
-fn transfer_line(label: &str, done: u64, total: u64, rate: f64) -> String {
+/// `downloading: 1.00 GB of 4.00 GB, 100.00 MB/s, about 30 s left`. What `moves` and does not arrive is there already, and
+/// is hashed.
+fn transfer_line(label: &str, done: u64, total: u64, rate: f64, moves: bool) -> String {
     let left = total.saturating_sub(done);
     let time = match left {
         0 => String::new(),
+        _ if rate < 1.0 && moves => ", checking what is here".to_owned(),
         _ if rate < 1.0 => ", nothing arrives at the moment".to_owned(),
         left => format!(", about {} left", duration(left as f64 / rate)),
     };
@@ -201,9 +206,11 @@ mod tests {
 
     #[test]
     fn a_resumed_transfer_is_timed_by_what_this_run_fetched() {
-        let line = transfer_line("downloading", 3_000_000_000, 4_000_000_000, 1e8);
+        let line = transfer_line("downloading", 3_000_000_000, 4_000_000_000, 1e8, true);
         assert_eq!(line, "downloading: 3.00 GB of 4.00 GB, 100.00 MB/s, about 10 s left");
-        assert!(transfer_line("downloading", 1, 2, 0.0).ends_with("0 B/s, nothing arrives at the moment"));
+        let idle = |moves| transfer_line("downloading", 1, 2, 0.0, moves);
+        assert!(idle(false).ends_with("0 B/s, nothing arrives at the moment"));
+        assert!(idle(true).ends_with("0 B/s, checking what is here"));
         let now = Instant::now();
         let mut arrivals: VecDeque<_> =
             [(50, 0), (30, 1000), (10, 3000)].map(|(ago, n)| (now - Duration::from_secs(ago), n)).into();

@@ -33,7 +33,9 @@ pub fn run(args: &VerifyArgs) -> Result<(), Failure> {
     if Native::is_at(&args.dir) {
         return container(args);
     }
+    let progress = Progress::start("reading headers", Unit::Bytes, 0);
     let mut report = census(&args.dir);
+    drop(progress);
     let hashed = match args.hash || args.record {
         // Where there is no folder, there is nothing to read.
         true if !report.files.is_empty() => Some(hash(args, &mut report)?),
@@ -97,7 +99,7 @@ fn container(args: &VerifyArgs) -> Result<(), Failure> {
             let verdict = match (findings.len(), args.hash) {
                 (0, true) => "whole: every byte is what was packed".to_owned(),
                 (0, false) => "whole, by its header and sizes (--hash checks every byte)".to_owned(),
-                (count, _) => format!("{count} problems"),
+                (count, _) => counted(count),
             };
             row(&mut text, "verdict", verdict);
             out.write(&text)?;
@@ -266,8 +268,13 @@ pub fn verdict(report: &Report, hashed: bool) -> String {
         true => "whole: every tensor is there, and every byte that was recorded",
         false => "whole: every tensor is there, by the headers (--hash checks the bytes)",
     };
-    row(&mut text, "verdict", if count == 0 { sound.to_owned() } else { format!("{count} problems") });
+    row(&mut text, "verdict", if count == 0 { sound.to_owned() } else { counted(count) });
     text
+}
+
+/// `1 problem`, `2 problems`.
+fn counted(problems: usize) -> String {
+    format!("{problems} problem{}", if problems == 1 { "" } else { "s" })
 }
 
 impl From<HashError> for Failure {

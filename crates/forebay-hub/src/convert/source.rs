@@ -4,9 +4,9 @@ pub mod hub;
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
 
 use forebay_core::CancelToken;
+use forebay_io::file::read_regular;
 use forebay_store::catalog::{self, Catalog, CatalogError};
 use forebay_store::folder;
 use forebay_store::shard::{HeaderTensor, read_header};
@@ -14,6 +14,7 @@ use forebay_store::shard::{HeaderTensor, read_header};
 use super::error::ConvertError;
 use crate::digest::{Digest, FileDigest, hash_file};
 use crate::known::Known;
+use crate::output::file;
 
 /// The largest of the small files that are copied.
 const MAX_TEXT_BYTES: u64 = 256 << 20;
@@ -131,14 +132,7 @@ impl Source for LocalFolder {
 
     fn text(&mut self, name: &str) -> Result<Option<Vec<u8>>, ConvertError> {
         let path = self.dir.join(name);
-        let read = || {
-            let size = std::fs::metadata(&path)?.len();
-            match size > MAX_TEXT_BYTES {
-                true => Err(io::Error::new(io::ErrorKind::InvalidData, "it is far too large")),
-                false => std::fs::read(&path),
-            }
-        };
-        match read() {
+        match read_regular(&path, MAX_TEXT_BYTES) {
             Ok(bytes) => {
                 let known = self.known(name)?;
                 let found = known.as_ref().map(|known| FileDigest::of(known.digest.algorithm(), &bytes));
@@ -183,9 +177,8 @@ fn check(path: &Path, proof: &FileDigest, cancel: &CancelToken) -> Result<(), Co
 
 /// When a file was last written, in nanoseconds since 1970.
 pub(crate) fn modified(path: &Path) -> Result<u128, ConvertError> {
-    let time = std::fs::metadata(path).and_then(|meta| meta.modified());
-    let time = time.map_err(|cause| ConvertError::at("look at", path, cause))?;
-    Ok(time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos()))
+    let time = std::fs::metadata(path).and_then(|meta| file::modified(&meta));
+    time.map_err(|cause| ConvertError::at("look at", path, cause))
 }
 
 /// The tensors of `files` by name; one that occurs twice is an error.

@@ -4,7 +4,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::client::{Again, Client, Trouble};
+use super::client::{Again, Client, Trouble, Wait};
 use super::config::Retry;
 use super::error::GetError;
 use super::watch::{Event, Stop, Watch};
@@ -41,13 +41,15 @@ impl Patience {
         stop.check()?;
         self.failures += 1;
         let retry = &client.retry;
-        if let Some(wait) = again.wait.filter(|wait| *wait > retry.longest_asked) {
-            return Err(GetError::Limited { host: again.host, wait });
+        if let Some(Wait { status, pause: wait }) = again.wait.filter(|wait| wait.pause > retry.longest_asked)
+        {
+            return Err(GetError::Limited { host: again.host, status, wait });
         }
         if self.failures >= self.tries {
             return Err(GetError::Unreachable { url: again.url, tries: self.failures, why: again.why });
         }
-        let pause = pause(retry, self.failures, random()).max(again.wait.unwrap_or_default());
+        let pause =
+            pause(retry, self.failures, random()).max(again.wait.map_or(Duration::ZERO, |wait| wait.pause));
         if again.wait.is_some() {
             client.hold(pause);
         }

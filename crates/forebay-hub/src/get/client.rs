@@ -14,6 +14,7 @@ use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 use super::backoff::retry_after;
 use super::config::{HubConfig, Retry, Token};
 use super::error::GetError;
+use super::pace::Paced;
 use super::proxy;
 use super::url::Url;
 use super::watch::Stop;
@@ -69,7 +70,7 @@ pub(super) struct Reply {
     pub url: Url,
     pub status: StatusCode,
     pub headers: HeaderMap,
-    pub body: ureq::BodyReader<'static>,
+    pub body: Paced<ureq::BodyReader<'static>>,
 }
 
 /// Why a request failed.
@@ -85,7 +86,14 @@ pub(super) struct Again {
     pub url: String,
     pub host: String,
     pub why: String,
-    pub wait: Option<Duration>,
+    pub wait: Option<Wait>,
+}
+
+/// What a server answered that wants to be left alone, and for how long.
+#[derive(Clone, Copy)]
+pub(super) struct Wait {
+    pub status: u16,
+    pub pause: Duration,
 }
 
 impl Again {
@@ -161,12 +169,14 @@ impl Client {
             if matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308) {
                 url = self.redirect(&url, response.headers())?;
                 // Read to its end, the connection can be used again; if that fails, it is not.
-                let _ = read_body(response.into_body().into_reader(), MAX_MOVED);
+                let body = Paced::new(response.into_body().into_reader(), self.setup.stall);
+                let _ = read_body(body, MAX_MOVED);
                 continue;
             }
             if matches!(status.as_u16(), 200 | 206) {
                 let (parts, body) = response.into_parts();
-                return Ok(Reply { url, status, headers: parts.headers, body: body.into_reader() });
+                let body = Paced::new(body.into_reader(), self.setup.stall);
+                return Ok(Reply { url, status, headers: parts.headers, body });
             }
             return Err(self.refusal(&url, status, response.headers(), range, about));
         }
@@ -219,6 +229,7 @@ impl Client {
             let wait = header(headers, "retry-after").and_then(retry_after);
             // Whoever allows no more requests without saying for how long means a moment.
             let wait = wait.or((number == 429).then_some(self.retry.first));
+            let wait = wait.map(|pause| Wait { status: number, pause });
             return Again { wait, ..again }.into();
         }
         if let (416, Some((file, size)), Some(range)) = (number, about.file, range) {
@@ -283,7 +294,7 @@ impl Client {
     }
 
     fn silence(&self) -> String {
-        format!("nothing came for {} s", self.setup.stall.as_secs_f64().ceil())
+        format!("next to nothing came for {} s", self.setup.stall.as_secs_f64().ceil())
     }
 }
 
@@ -304,6 +315,8 @@ impl Setup {
             .timeout_resolve(Some(self.connect))
             .timeout_connect(Some(self.connect))
             .timeout_per_read(Some(self.stall))
+            // All headers, however they trickle.
+            .timeout_recv_response(Some(self.stall))
             .timeout_per_write(Some(self.stall))
             .max_idle_connections(2 * self.connections.max(1))
             .max_idle_connections_per_host(self.connections.max(1))

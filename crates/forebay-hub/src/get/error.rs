@@ -224,10 +224,12 @@ pub enum GetError {
         expected: &'static str,
     },
     /// The server asks for a longer pause than anybody waits for.
-    #[error("{host} allows no more requests for {} s (HTTP 429); give the same command again after that", wait.as_secs())]
+    #[error("{host} wants to be left alone for {} s (HTTP {status}); give the same command again after that", wait.as_secs())]
     Limited {
         /// The server.
         host: String,
+        /// What it answered.
+        status: u16,
         /// The pause it asks for.
         wait: Duration,
     },

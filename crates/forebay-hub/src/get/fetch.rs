@@ -20,6 +20,7 @@ use crate::output::folder::free_bytes;
 use super::backoff::Patience;
 use super::client::{About, Again, Client, Trouble, header, lock};
 use super::error::GetError;
+use super::pace::LEAST;
 use super::part::Part;
 use super::permits::{Permits, Tally};
 use super::ranges::Ranges;
@@ -263,7 +264,7 @@ impl Job<'_> {
                     other => return Err(other),
                 };
                 *lock(&shared.led_to) = None;
-                if range.start > before {
+                if range.start - before >= LEAST {
                     patience.renew();
                 }
                 let (client, stop) = (self.run.client, self.run.stop);

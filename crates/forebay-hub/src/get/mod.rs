@@ -2,7 +2,7 @@
 //!
 //! - [`Hub`]: lists a repository at one commit, reads bytes of a file, fetches one file or a whole model.
 //! - [`config`], [`name`], [`listing`]: what is asked for, and what a hub answers. Nothing of it is trusted.
-//! - `client`, `url`, `proxy`, `backoff`: one request and the next attempt. `fetch`, `part`, `ranges`: one file.
+//! - `client`, `url`, `proxy`, `pace`, `backoff`: one request and the next attempt. `fetch`, `part`, `ranges`: one file.
 //! - `model`, `place`, [`record`]: all files of a model, and where they go.
 //!
 //! No file gets its name before all of its bytes have been hashed and the digest is the one that the hub listed
@@ -17,6 +17,7 @@ mod headers;
 pub mod listing;
 mod model;
 pub mod name;
+mod pace;
 mod part;
 mod permits;
 mod place;
@@ -35,7 +36,7 @@ pub use listing::{Listing, RemoteFile};
 pub use model::{Got, Prepared, Request};
 pub use name::{RepoId, parse_reference};
 pub use place::Target;
-pub use record::Record;
+pub use record::{Fetched, Record};
 pub use watch::{Event, Watch};
 
 use backoff::persist;
@@ -46,8 +47,8 @@ use permits::{Permits, Tally};
 use url::Url;
 use watch::Stop;
 
-/// The longest answer about a repository.
-const MAX_ANSWER: u64 = 64 << 20;
+/// The longest answer about a repository: tens of thousands of files. As a tree it may take a hundred times as much memory.
+const MAX_ANSWER: u64 = 8 << 20;
 
 /// A hub. Its connections are kept for the next request.
 pub struct Hub {
@@ -91,8 +92,8 @@ impl Hub {
         let too_long = || GetError::Answer {
             repo: repo.to_string(),
             what: "the text".to_owned(),
-            found: "longer than that".to_owned(),
-            expected: "at most 64 MB",
+            found: "longer".to_owned(),
+            expected: "at most 8 MiB",
         };
         Listing::parse(repo, revision, &bytes.ok_or_else(too_long)?)
     }
@@ -166,13 +167,7 @@ impl Hub {
     ) -> Result<(), GetError> {
         place::make_folder_of(to)?;
         let folder = to.parent().unwrap_or(to);
-        let with = |suffix: &str| {
-            let mut path = to.as_os_str().to_owned();
-            path.push(suffix);
-            path.into()
-        };
-        let (path, journal) = (with(".forebay.incomplete"), with(".forebay.ranges"));
-        let part = Part { path, journal, size: file.size, digest: file.digest.clone() };
+        let part = Part::of(to, file);
         let stop = Stop::new(watch.cancel);
         let (permits, tally) =
             (Permits::new(self.connections), Tally { total: file.size, ..Tally::default() });

@@ -19,7 +19,7 @@ use super::listing::{Listing, RemoteFile};
 use super::name::RepoId;
 use super::permits::{Permits, Tally};
 use super::place::{Found, Place, Target, make_folder_of};
-use super::record::Record;
+use super::record::{Fetched, Record};
 use super::watch::{Event, Stop, Watch};
 
 /// Files that are fetched at the same time.
@@ -237,9 +237,10 @@ impl Prepared<'_> {
             Job { run, name: &file.name, about, url, part, folder }.fetch()?;
             self.place.publish(file)?;
         }
+        let fetched = self.place.fetched(file)?;
         for name in &group.names {
             self.place.link(file, name)?;
-            books.enter(name, file)?;
+            books.enter(name, &fetched)?;
             if !there {
                 (run.watch.seen)(Event::Finished { file: name.clone() });
             }
@@ -289,9 +290,9 @@ struct Books<'a> {
 }
 
 impl Books<'_> {
-    fn enter(&self, name: &str, file: &RemoteFile) -> Result<(), GetError> {
+    fn enter(&self, name: &str, fetched: &Fetched) -> Result<(), GetError> {
         let mut state = lock(&self.state);
-        state.0.files.insert(name.to_owned(), file.proof());
+        state.0.files.insert(name.to_owned(), fetched.clone());
         if state.1.elapsed() >= RECORD_EVERY {
             state.0.write(&self.place.record)?;
             state.1 = Instant::now();

@@ -105,10 +105,12 @@ fn part_fault(part: &str) -> Option<&'static str> {
     }
     let stem = lower.split('.').next().unwrap_or_default().trim_end();
     let numbered = |device: &str| {
-        stem.strip_prefix(device).is_some_and(|rest| rest.chars().count() == 1 && !rest.starts_with('0'))
+        let number =
+            |rest: &str| rest.chars().all(|c| matches!(c, '1'..='9' | '\u{b9}' | '\u{b2}' | '\u{b3}'));
+        stem.strip_prefix(device).is_some_and(|rest| rest.chars().count() == 1 && number(rest))
     };
     let device = matches!(stem, "con" | "prn" | "aux" | "nul" | "conin$" | "conout$");
-    if device || stem.len() <= 5 && (numbered("com") || numbered("lpt")) {
+    if device || numbered("com") || numbered("lpt") {
         return Some("a part of it is the name of a Windows device");
     }
     None
@@ -258,6 +260,8 @@ mod tests {
             ".forebay/x",
             "m.safetensors.forebay.incomplete",
             "com\u{b9}",
+            "COM1 .txt",
+            "lpt\u{b3}",
         ];
         for path in bad {
             assert!(fault(path).is_some(), "{path:?}");
@@ -269,6 +273,9 @@ mod tests {
             "a/b/c-00001-of-00002.safetensors",
             ".gitattributes",
             "com10",
+            "com0",
+            "comp.json",
+            "comb/lpta.txt",
             "console",
             "a b",
             "\u{e9}",

@@ -7,16 +7,17 @@
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use forebay_io::file::read_regular;
 use forebay_store::json::parse_object;
 use serde_json::{Value, json};
 
 use crate::digest::Digest;
 use crate::output::{FileError, file};
 
-use super::client::read_body;
 use super::error::GetError;
+use super::listing::RemoteFile;
 use super::ranges::Ranges;
 
 /// Changes when a journal changes its meaning.
@@ -37,6 +38,17 @@ pub(super) struct Part {
 }
 
 impl Part {
+    /// What will be the file `to`, which lies beside it.
+    pub fn of(to: &Path, file: &RemoteFile) -> Self {
+        let with = |suffix: &str| {
+            let mut path = to.as_os_str().to_owned();
+            path.push(suffix);
+            PathBuf::from(path)
+        };
+        let (path, journal) = (with(".forebay.incomplete"), with(".forebay.ranges"));
+        Self { path, journal, size: file.size, digest: file.digest.clone() }
+    }
+
     /// What an earlier run has left, without changing anything.
     pub fn found(&self) -> Ranges {
         let long = fs::metadata(&self.path).is_ok_and(|meta| meta.is_file() && meta.len() == self.size);
@@ -83,7 +95,7 @@ impl Part {
 
     /// The ranges of the journal, if it is one of this very file.
     fn journalled(&self) -> Option<Ranges> {
-        let bytes = read_body(File::open(&self.journal).ok()?, MAX_JOURNAL).ok()??;
+        let bytes = read_regular(&self.journal, MAX_JOURNAL).ok()?;
         let root = parse_object(&bytes).ok()?;
         let number = |key: &str| root.get(key).and_then(Value::as_u64);
         let ours = number("version") == Some(VERSION)

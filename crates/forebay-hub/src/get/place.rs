@@ -5,17 +5,20 @@
 //! tools find what Forebay has fetched and the other way round. Incomplete files have names that other tools do not
 //! look for: they would take a file with holes for the beginning of one.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::output::{FileError, file};
+use crate::output::{FileError, file, folder};
 
 use super::error::GetError;
 use super::listing::{Listing, RemoteFile};
 use super::name;
 use super::part::Part;
-use super::record::Record;
+use super::record::{Fetched, Record};
+
+/// Name of the file that is held while a model is fetched.
+const LOCK: &str = "forebay.lock";
 
 /// Where a model goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +37,8 @@ pub(super) struct Place {
     repo_dir: Option<PathBuf>,
     /// What was fetched.
     pub record: PathBuf,
-    lock: PathBuf,
+    /// Where the lock is.
+    locks: PathBuf,
 }
 
 /// What of a file is there already.
@@ -53,8 +57,7 @@ impl Place {
         match target {
             Target::Folder(dir) => {
                 let ours = dir.join(name::OURS);
-                let (record, lock) = (ours.join("get.json"), ours.join("lock"));
-                Self { folder: dir.clone(), repo_dir: None, record, lock }
+                Self { folder: dir.clone(), repo_dir: None, record: ours.join("get.json"), locks: ours }
             }
             Target::Cache(root) => {
                 let folder_name = format!("models--{}", listing.repo.as_str().replace('/', "--"));
@@ -62,7 +65,7 @@ impl Place {
                 Self {
                     folder: repo.join("snapshots").join(&listing.commit),
                     record: repo.join("forebay").join(format!("{}.json", listing.commit)),
-                    lock: root.join(".locks").join(&folder_name).join("forebay.lock"),
+                    locks: root.join(".locks").join(&folder_name),
                     repo_dir: Some(repo),
                 }
             }
@@ -79,28 +82,14 @@ impl Place {
 
     /// Where it grows.
     pub fn part(&self, file: &RemoteFile) -> Part {
-        let target = self.target(file);
-        let with = |suffix: &str| {
-            let mut path = target.as_os_str().to_owned();
-            path.push(suffix);
-            PathBuf::from(path)
-        };
-        let (path, journal) = (with(".forebay.incomplete"), with(".forebay.ranges"));
-        Part { path, journal, size: file.size, digest: file.digest.clone() }
+        Part::of(&self.target(file), file)
     }
 
     /// Takes the folder for this process.
     pub fn lock(&self, repo: &str) -> Result<File, GetError> {
-        make_folder_of(&self.lock)?;
-        let open = OpenOptions::new().create(true).truncate(false).write(true).open(&self.lock);
-        let file = open.map_err(|cause| GetError::at("create", &self.lock, cause))?;
-        match file.try_lock() {
-            Err(TryLockError::WouldBlock) => {
-                Err(GetError::Busy { repo: repo.to_owned(), lock: self.lock.clone() })
-            }
-            // Some network disks have no locks. Then it is on the user to start only one.
-            Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
-        }
+        let path = self.locks.join(LOCK);
+        make_folder_of(&path)?;
+        folder::lock(&self.locks, LOCK)?.ok_or_else(|| GetError::Busy { repo: repo.to_owned(), lock: path })
     }
 
     /// Everything that was verified: of this commit, and in the cache of others, which share files with it.
@@ -127,22 +116,30 @@ impl Place {
     /// What is there of a file.
     pub fn found(&self, repo: &str, file: &RemoteFile, verified: &[Record]) -> Result<Found, GetError> {
         let target = self.target(file);
-        let known = file.proof();
-        let is_verified = match self.repo_dir {
-            Some(_) => verified.iter().any(|record| record.files.values().any(|entry| *entry == known)),
-            None => verified.iter().any(|record| record.files.get(&file.name) == Some(&known)),
-        };
         let part = || Found::Part(self.part(file).found().bytes());
         match fs::metadata(&target) {
             Ok(meta) if meta.is_file() && meta.len() == file.size => {
+                let seen =
+                    |at: &&Fetched| at.proof == file.proof() && at.modified == file::modified(&meta).ok();
+                let is_verified = match self.repo_dir {
+                    Some(_) => verified.iter().any(|record| record.files.values().any(|at| seen(&at))),
+                    None => verified.iter().any(|record| record.files.get(&file.name).filter(seen).is_some()),
+                };
                 Ok(if is_verified { Found::Verified } else { Found::Unchecked })
             }
-            // Not what the record says, or not what its name in the cache says: it is fetched again.
-            Ok(meta) if meta.is_file() && (is_verified || self.repo_dir.is_some()) => Ok(part()),
+            // Not what its name in the cache says: it is fetched again.
+            Ok(meta) if meta.is_file() && self.repo_dir.is_some() => Ok(part()),
             Ok(_) => Err(self.occupied(repo, file)),
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(part()),
             Err(cause) => Err(GetError::at("look at", &target, cause)),
         }
+    }
+
+    /// What to record of a file that is in its place and was verified.
+    pub fn fetched(&self, file: &RemoteFile) -> Result<Fetched, GetError> {
+        let target = self.target(file);
+        let meta = fs::metadata(&target).map_err(|cause| GetError::at("look at", &target, cause))?;
+        Ok(Fetched { proof: file.proof(), modified: file::modified(&meta).ok() })
     }
 
     /// Something else is where a file should go.

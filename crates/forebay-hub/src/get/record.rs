@@ -1,17 +1,16 @@
 //! What was fetched: written beside the files, so that they can be checked against it later.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::path::Path;
 
+use forebay_io::file::read_regular;
 use forebay_store::json::parse_object;
 use serde_json::{Map, Value, json};
 
 use crate::digest::{Digest, FileDigest};
 use crate::output::{FileError, file};
 
-use super::client::read_body;
 use super::error::GetError;
 use super::name;
 
@@ -31,8 +30,18 @@ pub struct Record {
     pub revision: String,
     /// The commit that it stood for.
     pub commit: String,
-    /// Size and digest of every file that was verified.
-    pub files: BTreeMap<String, FileDigest>,
+    /// Every file that was verified.
+    pub files: BTreeMap<String, Fetched>,
+}
+
+/// A file that was verified.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fetched {
+    /// Its size and digest.
+    pub proof: FileDigest,
+    /// When it was last written, in nanoseconds since 1970. A file that was written since is another one until it is
+    /// hashed again, as is one of which this is not known.
+    pub modified: Option<u128>,
 }
 
 impl Record {
@@ -52,16 +61,19 @@ impl Record {
 
     /// Reads a record, if there is one.
     pub(super) fn read(path: &Path) -> Result<Option<Self>, GetError> {
-        let file = match File::open(path) {
-            Ok(file) => file,
-            Err(cause) if matches!(cause.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-                return Ok(None);
-            }
-            Err(cause) => return Err(GetError::at("read", path, cause)),
-        };
         let damaged = |why: String| GetError::Record { path: path.to_owned(), why };
-        let bytes = read_body(file, MAX_BYTES).map_err(|cause| GetError::at("read", path, cause))?;
-        let bytes = bytes.ok_or_else(|| damaged("it is too long".to_owned()))?;
+        let bytes = match read_regular(path, MAX_BYTES) {
+            Ok(bytes) => bytes,
+            Err(cause) => {
+                return match cause.kind() {
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Ok(None),
+                    io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => {
+                        Err(damaged(cause.to_string()))
+                    }
+                    _ => Err(GetError::at("read", path, cause)),
+                };
+            }
+        };
         let root = parse_object(&bytes).map_err(|error| damaged(error.to_string()))?;
         match Self::parse(&root) {
             Some(record) => Ok(Some(record)),
@@ -77,7 +89,9 @@ impl Record {
         let file = |(name, entry): (&String, &Value)| {
             let digest = Digest::parse(entry.get("digest")?.as_str()?)?;
             name::fault(name).is_none().then_some(())?;
-            Some((name.clone(), FileDigest { size: entry.get("bytes")?.as_u64()?, digest }))
+            let modified = entry.get("modified").and_then(Value::as_str).and_then(|text| text.parse().ok());
+            let proof = FileDigest { size: entry.get("bytes")?.as_u64()?, digest };
+            Some((name.clone(), Fetched { proof, modified }))
         };
         Some(Self {
             endpoint: text("endpoint")?,
@@ -92,8 +106,11 @@ impl Record {
     pub(super) fn write(&self, path: &Path) -> Result<(), GetError> {
         let files = self.files.iter();
         let files: Map<String, Value> = files
-            .map(|(name, FileDigest { size, digest })| {
-                (name.clone(), json!({"bytes": size, "digest": digest.to_string()}))
+            .map(|(name, Fetched { proof, modified })| {
+                // Beyond what other programs read as a number.
+                let modified = modified.map(|time| time.to_string());
+                let digest = proof.digest.to_string();
+                (name.clone(), json!({"bytes": proof.size, "digest": digest, "modified": modified}))
             })
             .collect();
         let root = json!({
@@ -123,7 +140,10 @@ mod tests {
             repo: "a/b".to_owned(),
             revision: "main".to_owned(),
             commit: "c".repeat(40),
-            files: BTreeMap::from([("x/y.json".to_owned(), FileDigest { size: 7, digest })]),
+            files: BTreeMap::from([(
+                "x/y.json".to_owned(),
+                Fetched { proof: FileDigest { size: 7, digest }, modified: Some(u128::from(u64::MAX) + 7) },
+            )]),
         };
         let snapshot = dir.path().join("snapshots").join("c".repeat(40));
         for (path, folder) in [

@@ -1,8 +1,9 @@
 //! Files that are there as a whole or not at all: they have another name until every byte is on the disk.
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs::{self, File, Metadata};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use super::FileError;
 
@@ -78,6 +79,11 @@ pub fn write_path(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let dir = path.parent().unwrap_or(Path::new(""));
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     write_whole(dir, &name, bytes)
+}
+
+/// When a file was last written, in nanoseconds since 1970.
+pub fn modified(meta: &Metadata) -> io::Result<u128> {
+    Ok(meta.modified()?.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos()))
 }
 
 /// Makes the names in `dir` survive a power failure.

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
+use forebay_io::file::open_regular;
 use forebay_store::catalog::Catalog;
 use forebay_store::native::header::{SideFile, Source, SourceFile};
 use sha2::{Digest, Sha256};
@@ -41,9 +42,9 @@ pub fn side_files(dir: &Path) -> Result<Vec<SideFile>, PackError> {
     there.map(describe).collect()
 }
 
-/// Reads a file in pieces.
+/// Reads a regular file in pieces.
 pub fn read_all(path: &Path, each: &mut dyn FnMut(&[u8])) -> std::io::Result<()> {
-    let (mut file, mut piece) = (File::open(path)?, vec![0; 1 << 16]);
+    let (mut file, mut piece) = (open_regular(path)?, vec![0; 1 << 16]);
     loop {
         match file.read(&mut piece)? {
             0 => return Ok(()),

@@ -25,6 +25,8 @@ use crate::output::folder::names;
 /// How the names of unfinished or superseded files end.
 const LEFTOVERS: [&str; 8] =
     [PARTIAL, ".incomplete", ".part", ".aria2", ".crdownload", ".bak", ".bak-int4", ".tmp"];
+/// What text is turned into tokens with.
+const TOKENIZER: &str = "tokenizer.json";
 /// Names of tensors that checkpoints bring along and no reader needs.
 const UNUSED: [&str; 3] = [".shared_head.head.weight", ".embed_tokens.weight", ".rotary_emb.inv_freq"];
 
@@ -51,6 +53,9 @@ pub fn census(dir: &Path) -> Report {
         counts.all(&spec);
         let needed = counts.needed;
         strays(&catalog, &needed, &mut report);
+    }
+    if !dir.join(TOKENIZER).is_file() {
+        report.notes.push(format!("there is no {TOKENIZER}, which answering needs; get it with the model"));
     }
     leftovers(dir, &mut report);
     report

@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -18,11 +17,11 @@ use forebay_store::json::parse_object;
 use serde_json::{Map, Value, json};
 
 use super::report::{Kind, Report};
-use crate::convert::source::modified;
 use crate::digest::{self, Algorithm, FileDigest};
 use crate::digests::{Digests, write_json};
 use crate::known::KnownError;
 use crate::output::FileError;
+use crate::output::file::modified;
 use crate::output::folder::files;
 
 /// How often progress is told.
@@ -35,11 +34,11 @@ pub enum HashError {
     /// What is known of the folder cannot be used.
     #[error(transparent)]
     Known(#[from] KnownError),
-    /// A file could not be read or written.
+    /// A file could not be read.
     #[error("{0}; when that is mended, give the same command again")]
     File(#[from] FileError),
     /// The user stopped it.
-    #[error("stopped; what was hashed is remembered, and the same command continues")]
+    #[error("stopped; the same command goes on behind the files that are remembered")]
     Cancelled,
 }
 
@@ -92,9 +91,9 @@ pub fn hash_all(
     let mut hashed = 0;
     for (name, path, algorithm) in work_list(dir, wanted)? {
         let look = |cause| FileError::new("look at", &path, cause);
-        let size = fs::metadata(&path).map_err(look)?.len();
-        let time = modified(&path).map_err(|error| look(io::Error::other(error.to_string())))?;
-        total += size;
+        let meta = fs::metadata(&path).map_err(look)?;
+        let (size, time) = (meta.len(), modified(&meta).map_err(look)?);
+        total = u64::saturating_add(total, size);
         match known.done.get(&name) {
             Some((found, then))
                 if found.size == size && *then == time && found.digest.algorithm() == algorithm =>
@@ -118,12 +117,13 @@ pub fn hash_all(
             if !seen(0) {
                 return;
             }
-            let result = digest::hash_file(path, *algorithm, &mut seen).and_then(|digest| {
-                let Some(digest) = digest else { return Ok(false) };
+            let result = digest::hash_file(path, *algorithm, &mut seen).map(|digest| {
+                let Some(digest) = digest else { return false };
                 let mut known = lock(&known);
                 known.done.insert(name.clone(), (digest, *time));
-                known.save()?;
-                Ok(true)
+                // It is a saving for a run that is stopped. Where it cannot be kept, that one begins anew.
+                let _ = known.save();
+                true
             });
             match result {
                 Ok(true) => {}
@@ -180,7 +180,14 @@ pub fn compare(expected: &Digests, found: &Digests, report: &mut Report) {
             }
             Some(found) => {
                 if let Some(difference) = wanted.difference(found) {
-                    report.add(Kind::Digest, name, format!("{name} {difference}; get it again"));
+                    // In a cache it is the blob: a link alone would be made again.
+                    let path = report.dir.join(name);
+                    let real = fs::canonicalize(&path).unwrap_or(path);
+                    report.add(
+                        Kind::Digest,
+                        name,
+                        format!("{name} {difference}; delete {} and get it again", real.display()),
+                    );
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! Fetching models from a hub that misbehaves in every way.
 
+mod folders;
 mod tls;
 
 use std::collections::BTreeMap;
@@ -135,7 +136,7 @@ fn a_model_arrives_whole_and_is_recorded() {
         (REPO, COMMIT, "main")
     );
     for (name, known) in &record.files {
-        let bytes = &files()[name];
+        let (bytes, known) = (&files()[name], &known.proof);
         let expected = if bytes.len() >= 100_000 { hub::sha256(bytes) } else { hub::git_blob(bytes) };
         assert_eq!((known.size, known.digest.hex()), (bytes.len() as u64, expected.as_str()));
     }
@@ -158,10 +159,12 @@ fn a_model_arrives_whole_and_is_recorded() {
     // Four at a time to each of the two hosts, used again and again.
     assert!(server.connections() <= 8, "{} for {} requests", server.connections(), seen.len());
     assert!(seen.iter().filter(|seen| !seen.storage).skip(1).all(|seen| seen.path.contains(COMMIT)));
-    // Again: nothing is fetched.
+    // Again: nothing is fetched. What was written since is hashed once, and known from then on.
     let served = server.served();
-    let (again, _) = get(&server, dir.path()).unwrap();
-    assert_eq!((again.arrived, again.kept, server.served()), (0, files().len(), served));
+    for kept in [1, files().len()] {
+        let (again, _) = get(&server, dir.path()).unwrap();
+        assert_eq!((again.arrived, again.kept, server.served()), (0, kept, served));
+    }
 }
 
 #[cfg(unix)]
@@ -255,7 +258,45 @@ fn retry_after_is_obeyed_and_too_long_a_wait_is_said() {
     assert!(started.elapsed() >= Duration::from_secs(1));
     server.faults(|faults| faults.limited = (1, "86400"));
     let error = get(&server, dir.path()).unwrap_err();
-    assert!(matches!(error, GetError::Limited { wait, .. } if wait.as_secs() == 86_400), "{error}");
+    assert!(
+        matches!(error, GetError::Limited { wait, status: 429, .. } if wait.as_secs() == 86_400),
+        "{error}"
+    );
+    // A busy server may ask for it too, and is not said to have answered something else.
+    server.faults(|faults| (faults.status, faults.retry_after) = ((1, 503), Some("7200")));
+    let text = get(&server, dir.path()).unwrap_err().to_string();
+    assert!(text.contains("7200 s") && text.contains("503"), "{text}");
+    // Nonsense is no time.
+    for nonsense in ["-5", "soon", "99999999999999999999999"] {
+        server.faults(|faults| (faults.status, faults.retry_after) = ((1, 429), Some(nonsense)));
+        get(&server, dir.path()).unwrap();
+    }
+}
+
+#[test]
+fn answers_that_trickle_are_given_up_like_silent_ones() {
+    let server = server();
+    let quick = HubConfig { retry: Retry { tries: 2, ..config(&server).retry }, ..config(&server) };
+    // The headers of the listing, the listing, the headers of a file, a file.
+    for (at_once, include) in [(0, "*"), (120, "*"), (0, "model-00002*"), (200, "model-00002*")] {
+        let (dir, cancel) = (TempDir::new().unwrap(), CancelToken::new());
+        let watch = Watch { cancel: &cancel, seen: &|_| {} };
+        let hub = Hub::new(&quick).unwrap();
+        let request =
+            Request { include: vec![include.to_owned()], ..request(Target::Folder(dir.path().to_owned())) };
+        let trickle = |on: bool| {
+            server.faults(|faults| faults.trickle = on.then_some((at_once, Duration::from_millis(60))))
+        };
+        trickle(include == "*");
+        let prepared = hub.prepare(&request, &watch);
+        trickle(true);
+        let error = match prepared {
+            Err(error) => error,
+            Ok(prepared) => prepared.run(&watch).unwrap_err(),
+        };
+        trickle(false);
+        assert!(matches!(error, GetError::Unreachable { tries: 2, .. }), "{at_once} {include}: {error}");
+    }
 }
 
 #[test]
@@ -338,6 +379,15 @@ fn a_wrong_missing_or_malformed_digest_is_an_error() {
 }
 
 #[test]
+fn an_answer_that_would_fill_the_memory_is_refused() {
+    let (server, dir) = (server(), TempDir::new().unwrap());
+    let text = server.listing().to_string() + &" ".repeat(9 << 20);
+    server.faults(|faults| faults.listing = Some(text));
+    let error = get(&server, dir.path()).unwrap_err();
+    assert!(matches!(error, GetError::Answer { .. }) && error.to_string().contains("8 MiB"), "{error}");
+}
+
+#[test]
 fn servers_without_ranges_give_whole_files() {
     let (server, dir) = (server(), TempDir::new().unwrap());
     server.faults(|faults| faults.no_ranges = true);
@@ -407,57 +457,6 @@ fn every_refusal_has_its_own_error() {
     let error = get_with(&config, &request(Target::Folder(dir.path().to_owned()))).unwrap_err();
     drop(plain.join().unwrap());
     assert!(matches!(error, GetError::Tls { .. }), "{error}");
-}
-
-#[test]
-fn disks_folders_and_locks_are_looked_at_before_anything_is_written() {
-    let (server, dir) = (server(), TempDir::new().unwrap());
-    let target = Target::Folder(dir.path().join("new"));
-    let full = Request { margin: 1 << 62, ..request(target.clone()) };
-    if cfg!(unix) {
-        let error = get_with(&config(&server), &full).unwrap_err();
-        assert!(matches!(error, GetError::NoRoom { margin, .. } if margin == 1 << 62), "{error}");
-        assert!(!dir.path().join("new").exists());
-    }
-    // A file of the user's is never replaced.
-    fs::create_dir(dir.path().join("new")).unwrap();
-    fs::write(dir.path().join("new/config.json"), "mine").unwrap();
-    let error = get_with(&config(&server), &request(target.clone())).unwrap_err();
-    assert!(matches!(error, GetError::Occupied { .. }), "{error}");
-    fs::write(
-        dir.path().join("new/config.json"),
-        files()["config.json"].iter().map(|b| b ^ 1).collect::<Vec<_>>(),
-    )
-    .unwrap();
-    let error = get_with(&config(&server), &request(target.clone())).unwrap_err();
-    assert!(matches!(error, GetError::Occupied { .. }), "{error}");
-    // The right one is kept.
-    fs::write(dir.path().join("new/config.json"), &files()["config.json"]).unwrap();
-    get_with(&config(&server), &request(target.clone())).unwrap();
-    assert_complete(&dir.path().join("new"));
-    // Another commit does not go into the same folder.
-    let text = server.listing().to_string().replace(COMMIT, &"a".repeat(40));
-    server.faults(|faults| faults.listing = Some(text));
-    let error = get_with(&config(&server), &request(target)).unwrap_err();
-    assert!(matches!(&error, GetError::OtherModel { found, .. } if found.contains(COMMIT)), "{error}");
-}
-
-#[test]
-fn two_at_once_are_one_too_many() {
-    let (server, dir) = (server(), TempDir::new().unwrap());
-    server.faults(|faults| faults.rate = Some(2_000_000));
-    std::thread::scope(|scope| {
-        let first = scope.spawn(|| get(&server, dir.path()));
-        let lock = dir.path().join(".forebay/get.json");
-        while !lock.exists() {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let error = get(&server, dir.path()).unwrap_err();
-        assert!(matches!(error, GetError::Busy { .. }), "{error}");
-        server.faults(|faults| faults.rate = None);
-        first.join().unwrap().unwrap();
-    });
-    assert_complete(dir.path());
 }
 
 #[test]

@@ -128,7 +128,9 @@ impl Begun<'_> {
             }
         };
         let watch = Watch { cancel, seen: &seen };
+        let asking = Progress::start("asking the hub", Unit::Bytes, 0);
         let mut source = HubSource::open(&hub, &repo, &revision, &args.out, watch)?;
+        drop(asking);
         let listing = source.listing();
         console::note(&match listing.revision == revision {
             true => format!("{given} is no folder here: converting {repo} at commit {}", listing.commit),
@@ -143,7 +145,9 @@ impl Begun<'_> {
         let threads = args.threads.map_or_else(Team::default_threads, usize::from).max(1);
         let (mtp, indexer) = (!args.skip_mtp, !args.skip_indexer);
         let options = Options { targets: args.targets(), mtp, indexer, margin: args.margin.0, threads };
+        let looking = Progress::start("reading headers", Unit::Bytes, 0);
         let job = Job::new(source, options)?;
+        drop(looking);
         job.plan.notes.iter().for_each(|note| console::note(note));
         if args.plan {
             let mut out = Output::new();

@@ -55,9 +55,10 @@ fn look<'h>(
     request: &Request,
     cancel: &CancelToken,
 ) -> Result<(Prepared<'h>, Option<Needs>), Failure> {
+    let progress = Progress::start("asking the hub", Unit::Bytes, 0);
     let waiting = |event| {
         if let Event::Waiting { why, pause, .. } = event {
-            console::note(&format!("{why}; trying again in {:.1} s", pause.as_secs_f64()));
+            progress.note(&format!("{why}; trying again in {:.1} s", pause.as_secs_f64()));
         }
     };
     let watch = Watch { cancel, seen: &waiting };
@@ -187,7 +188,7 @@ fn report(prepared: &Prepared<'_>, needs: Option<&Needs>, got: Option<&Got>) -> 
         "commit": listing.commit,
         "path": prepared.folder().display().to_string(),
         "bytes": prepared.bytes(),
-        "bytes_missing": prepared.missing(),
+        "bytes_missing": if got.is_some() { 0 } else { prepared.missing() },
         "free_bytes": prepared.free(),
         "memory": needs.map(Needs::json),
         "bytes_fetched": got.map(|got| got.arrived),

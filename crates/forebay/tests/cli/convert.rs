@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::support::{arg, command, demo, forebay};
+use crate::support::{Done, arg, command, demo, forebay};
 
 /// A BF16 checkpoint of some ten megabytes in several files, with MTP layer and indexer.
 pub fn checkpoint() -> TempDir {
@@ -90,6 +90,11 @@ fn digests_are_recorded_only_when_asked() {
     fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
     let bad = forebay(&["verify", folder, "--hash", "--json"]);
     assert_eq!((bad.code, bad.json()["problems"][0]["name"].as_str()), (3, Some("tokenizer.json")));
+    // Where nothing can be remembered (a file is where the cache should be), everything is hashed all the same.
+    let mut nowhere = command(&["verify", folder, "--hash"]);
+    nowhere.env("FOREBAY_CACHE", dir.path().join("config.json"));
+    let bad = Done::of(nowhere.output().unwrap());
+    assert!(bad.code == 3 && bad.stdout.ends_with(" 1 problem\n"), "{bad:#?}");
     // The bundled model's own digests are nobody's: it is whole by its headers.
     let shown = forebay(&["verify", arg(&demo())]).ok().stdout;
     assert!(shown.contains("MTP layer           complete: dense int8 x"), "{shown}");

@@ -76,6 +76,7 @@ fn a_model_goes_into_the_cache_and_runs_from_there() {
     }
     forebay(&["score", "--model", path, "--json", "Water runs down to the turbine."]).ok();
     let again = run(&["--json"]).ok().json();
+    assert_eq!(again["bytes_missing"], 0);
     assert_eq!((&again["bytes_fetched"], &again["files_kept"]), (&0.into(), &4.into()));
     // Every byte is checked against what the hub promised, and one that changes is named.
     let verified = forebay(&["verify", path, "--hash", "--json"]).ok().json();
@@ -96,6 +97,17 @@ fn a_model_goes_into_the_cache_and_runs_from_there() {
             let found = (done.code, done.json()["problems"][0]["name"].as_str().map(str::to_owned));
             assert_eq!(found, if flip { (3, Some(name.to_owned())) } else { (0, None) }, "{done:#?}");
         }
+        // Damage that no time tells of: `verify` says what to delete, and then `get` brings it again.
+        let written = fs::metadata(&blob).unwrap().modified().unwrap();
+        bytes[last] ^= 1;
+        fs::write(&blob, &bytes).unwrap();
+        fs::File::options().write(true).open(&blob).unwrap().set_modified(written).unwrap();
+        let done = forebay(&["verify", path, "--hash"]);
+        let advice = format!("delete {} and get it again", blob.display());
+        assert!(done.code == 3 && done.stdout.contains(&advice), "{done:#?}");
+        fs::remove_file(&blob).unwrap();
+        assert_eq!(run(&["--json"]).ok().json()["bytes_fetched"], bytes.len());
+        forebay(&["verify", path, "--hash"]).ok();
     }
 }
 
