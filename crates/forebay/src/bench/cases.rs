@@ -77,6 +77,8 @@ pub enum Layout {
     Panels,
     /// Row after row, as files have it.
     Rows,
+    /// Panels of int4 in fewer bytes, decoded while they are multiplied.
+    Coded,
 }
 
 impl Layout {
@@ -85,6 +87,7 @@ impl Layout {
         match self {
             Layout::Panels => "panels",
             Layout::Rows => "rows",
+            Layout::Coded => "coded",
         }
     }
 }
@@ -135,6 +138,11 @@ impl Case {
             && (self.layout, self.arith) == (Layout::Panels, Arith::Int8)
             && matches!(self.batch, 1 | 8 | 64)
     }
+
+    /// Whether decoding alone is measured beside it: once for each coded format and number of threads.
+    pub fn decodes(&self) -> bool {
+        (self.layout, self.arith, self.batch) == (Layout::Coded, Arith::Int8, 1)
+    }
 }
 
 impl Selection {
@@ -162,7 +170,7 @@ impl Selection {
                 given => given.to_vec(),
             },
             layouts: match args.layout.as_slice() {
-                [] => vec![Layout::Panels, Layout::Rows],
+                [] => vec![Layout::Panels, Layout::Rows, Layout::Coded],
                 given => given.to_vec(),
             },
             ariths: match args.arith.as_slice() {
@@ -199,7 +207,9 @@ impl Selection {
 /// The layouts that a format has, whatever the shape.
 fn layouts(format: Format) -> impl Iterator<Item = Layout> {
     let panels = PanelShape::new(format, 1, 1).map(|_| Layout::Panels);
-    panels.into_iter().chain([Layout::Rows])
+    let is_int4 = matches!(format, Format::Int4Row | Format::Int4Group(_));
+    let coded = is_int4.then_some(Layout::Coded);
+    panels.into_iter().chain([Layout::Rows]).chain(coded)
 }
 
 /// One thread and all of them; with `full` everything between, in powers of two on large machines.
@@ -263,6 +273,9 @@ mod tests {
         assert_eq!(count(Format::Bf16), 2);
         // Two arithmetics and two layouts.
         assert_eq!(count(Format::Int8Row), 8);
+        let coded =
+            selection("--layout coded --batch 1,2 --threads 1,2 --format int8,int4-row,int4-g64").cases();
+        assert_eq!((coded.len(), coded.iter().filter(|case| case.decodes()).count()), (16, 4));
         let rows = selection("--layout rows --format int8 --batch 1 --threads 1").cases();
         assert!(rows.iter().all(|case| case.layout == Layout::Rows) && rows.len() == 2);
     }

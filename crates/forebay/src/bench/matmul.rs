@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use forebay_core::{ByteSize, Format};
-use forebay_kernels::{Activations, Input, Kernels, Team, free_order, matmul};
+use forebay_kernels::{Activations, Input, Kernels, Team, Weights, free_order, matmul};
 use forebay_model::Arith;
 
 use super::cases::{Case, Layout, Selection, Shape};
@@ -15,6 +15,8 @@ use crate::doctor::Machine;
 const CACHED_COLS: usize = 2048;
 /// The size of a second-level cache where the machine does not say: most have more.
 const USUAL_CACHE: u64 = 512 << 10;
+/// Panels that a thread decodes in one go.
+const DECODED_TOGETHER: usize = 8;
 /// Copies of a matrix take at least this much, so that no cache holds them.
 const LEAST_POOL: u64 = 256 << 20;
 
@@ -42,6 +44,10 @@ pub struct Line {
     pub cache: Timed,
     /// The same two with sums in free order, where the order is compared.
     pub free_order: Option<FreeOrder>,
+    /// Bytes in memory of a coded matrix over those that it stands for.
+    pub ratio: Option<f64>,
+    /// Coded weights from memory, decoded to memory and not multiplied, where that is measured.
+    pub decoding: Option<Timed>,
 }
 
 /// A product with sums in free order.
@@ -205,12 +211,16 @@ pub fn run(bench: &Bench<'_>, shape: Shape, pace: &mut Pace<'_>, weight: f64) ->
     let out = RefCell::new(vec![0f32; prepared.iter().map(outputs).max().unwrap_or(0)]);
     let read = pools.iter().map(Pool::bytes).max_by_key(|bytes| bytes.len()).unwrap_or_default();
     let limits = Limits::meters(bench.kernels, bench.teams, read);
+    let decoded = decoded_room(&prepared);
     let mut meters = Vec::new();
     for one in &prepared {
         let orders: &[Order] =
             if one.case.compares_order() { &[Order::Canonical, Order::Free] } else { &[Order::Canonical] };
         for (pool, rows) in [(one.memory, one.rows), (one.cached, one.cached_rows)] {
             meters.extend(orders.iter().map(|order| meter(bench, one.case, *order, pool, rows, &out)));
+        }
+        if one.case.decodes() {
+            meters.push(decoding_meter(bench, one.case, one.memory, &decoded));
         }
     }
     let mut seconds = measure(limits, meters, bench.selection.rounds, bench.sample, pace, weight).into_iter();
@@ -224,7 +234,10 @@ pub fn run(bench: &Bench<'_>, shape: Shape, pace: &mut Pace<'_>, weight: f64) ->
         let (memory, free_memory) = both(one.memory)?;
         let (cache, free_cache) = both(one.cached)?;
         let free_order = free_memory.zip(free_cache).map(|(memory, cache)| FreeOrder { memory, cache });
-        Some(Line { case: one.case, memory, copies: one.memory.copies(), cache, free_order })
+        let decoding = if one.case.decodes() { timed(one.memory) } else { None };
+        let stored = one.memory.bytes().len() as f64 / one.memory.copies() as f64;
+        let ratio = (one.case.layout == Layout::Coded).then_some(stored / memory.bytes as f64);
+        Some(Line { case: one.case, memory, copies: one.memory.copies(), cache, free_order, ratio, decoding })
     };
     let lines = prepared.iter().map_while(line).collect();
     Group { shape, limits, lines, notes }
@@ -254,6 +267,32 @@ fn meter<'a>(
             Order::Canonical => matmul(kernels, team, pool.next(), input, y),
             Order::Free => free_order::matmul(kernels, team, pool.next(), input, y),
         }
+    })
+}
+
+/// Room for the largest matrix that is decoded.
+fn decoded_room(prepared: &[Prepared<'_>]) -> RefCell<Vec<u8>> {
+    let shapes = prepared.iter().filter(|one| one.case.decodes()).map(|one| (one.case, one.memory.shape()));
+    let bytes = shapes.filter_map(|(case, shape)| Pool::copy_bytes(case.format, case.layout, shape));
+    RefCell::new(vec![0; bytes.max().unwrap_or(0) as usize])
+}
+
+/// Decodes without multiplying, as for slots that hold decoded weights.
+fn decoding_meter<'a>(
+    bench: &Bench<'a>,
+    case: Case,
+    pool: &'a Pool,
+    room: &'a RefCell<Vec<u8>>,
+) -> Meter<'a> {
+    let (kernels, team) = (bench.kernels, &bench.teams[case.team]);
+    Meter::new(move || {
+        let Weights::Coded(view) = pool.next() else { return };
+        let (shape, mut room) = (view.shape(), room.borrow_mut());
+        let step = DECODED_TOGETHER * shape.panel_bytes();
+        team.for_each_chunk(&mut room[..shape.bytes()], step, &|chunk, out| {
+            let first = DECODED_TOGETHER * chunk;
+            kernels.decode_panels(&view, first..first + out.len() / shape.panel_bytes(), out);
+        });
     })
 }
 

@@ -121,8 +121,9 @@ fn kernels(args: &BenchKernelsArgs) -> Result<(), Failure> {
 fn sample(selection: &Selection, budget: f64) -> f64 {
     let with_limits = |others: usize| others + 3 * selection.threads.len() * limit_turns(others);
     let cases = selection.cases();
-    let products = cases.len() + cases.iter().filter(|case| case.compares_order()).count();
-    let products = if selection.matmul { 2 * products } else { 0 };
+    let count = |applies: fn(&cases::Case) -> bool| cases.iter().filter(|case| applies(case)).count();
+    let products = 2 * (cases.len() + count(cases::Case::compares_order)) + count(cases::Case::decodes);
+    let products = if selection.matmul { products } else { 0 };
     let attention = if selection.attention { latents::METERS * selection.threads.len() } else { 0 };
     let round = selection.shapes.len() * with_limits(products) + with_limits(attention);
     (budget / (round * (selection.rounds + 1)) as f64).clamp(SAMPLE.0, SAMPLE.1)
@@ -134,7 +135,7 @@ fn shape_weight(bench: &Bench<'_>, shape: Shape) -> f64 {
         // A cautious guess; only the ratio between shapes counts.
         let speed = 3e10 * bench.selection.threads[case.team] as f64;
         let product = shape.multiply_adds() as f64 * case.batch as f64 / speed;
-        let orders = if case.compares_order() { 2.0 } else { 1.0 };
+        let orders = if case.compares_order() { 2.0 } else { 1.0 } + if case.decodes() { 0.5 } else { 0.0 };
         orders * (bench.sample + bench.sample.max(product))
     };
     let cases = bench.selection.cases();

@@ -126,6 +126,13 @@ fn line_json(line: &matmul::Line, limits: &[Limits]) -> Value {
             "gmac_s": giga(cache.speed()),
             "percent_of_peak": percent(cache.speed(), peak),
         },
+        "coded": line.ratio.map(|ratio| json!({
+            "ratio": ratio,
+            "decoding": line.decoding.as_ref().map(|timed| json!({
+                "seconds": seconds_json(&timed.seconds),
+                "gb_s": giga(timed.bandwidth()),
+            })),
+        })),
         "free_order": line.free_order.as_ref().map(|free| free_order_json(line, free)),
     })
 }
@@ -182,6 +189,7 @@ pub fn results_text(results: &Results) -> String {
         text.push_str(&products(group));
         for line in &group.lines {
             order_text(&mut text, group, line);
+            decoding_text(&mut text, group, line);
         }
     }
     if let Some(group) = &results.attention {
@@ -274,6 +282,20 @@ fn order_text(text: &mut String, group: &matmul::Group, line: &matmul::Line) {
         if line.case.batch == 1 { "" } else { "s" },
         part(&line.memory, &free.memory),
         part(&line.cache, &free.cache),
+    );
+}
+
+/// How fast coded weights are decoded, where it was measured.
+fn decoding_text(text: &mut String, group: &matmul::Group, line: &matmul::Line) {
+    let (Some(timed), Some(ratio)) = (&line.decoding, line.ratio) else { return };
+    let threads = group.limits[line.case.team].threads;
+    let _ = writeln!(
+        text,
+        "  decoding to memory, {}, {threads} thread{}: {:.1} GB/s of what is decoded; coded weights take {:.1} % of it",
+        line.case.format,
+        if threads == 1 { "" } else { "s" },
+        giga(timed.bandwidth()),
+        100.0 * ratio,
     );
 }
 

@@ -2,7 +2,8 @@
 
 use std::cell::Cell;
 
-use forebay_core::{Format, MatrixView, PanelShape, PanelView};
+use forebay_core::format::FP8_BLOCK;
+use forebay_core::{CodedView, Format, MatrixView, PanelShape, PanelView, coded, float, quant};
 use forebay_kernels::Buffer;
 use forebay_kernels::{Team, Weights};
 
@@ -18,9 +19,9 @@ pub struct Pool {
     format: Format,
     layout: Layout,
     shape: Shape,
-    /// Codes; with panels, scales too.
+    /// Codes; with panels and coded, scales too.
     codes: Buffer,
-    /// Empty with panels.
+    /// Empty with panels and coded.
     scales: Buffer,
     copies: usize,
     next: Cell<usize>,
@@ -32,6 +33,7 @@ impl Pool {
         match layout {
             Layout::Rows => Self::rows(team, format, shape, bytes),
             Layout::Panels => Self::panels(team, format, shape, bytes),
+            Layout::Coded => Self::coded(format, shape, bytes),
         }
     }
 
@@ -60,11 +62,34 @@ impl Pool {
         Some(Self { format, layout: Layout::Panels, shape, codes, scales, copies, next: Cell::new(0) })
     }
 
-    /// Bytes of one copy, scales included; `None` if the layout does not have the format, or on overflow.
+    /// Codes a matrix and copies it. How well weights can be coded depends on them: these are Gaussian, as those of
+    /// models nearly are, and come by way of FP8.
+    fn coded(format: Format, shape: Shape, bytes: u64) -> Option<Self> {
+        let panels = PanelShape::new(format, shape.rows, shape.cols)?;
+        let strip = gaussian_fp8(shape.cols)?;
+        let strip = quant::encode(format, FP8_BLOCK, shape.cols, &strip).ok()?;
+        let mut raw = Buffer::zeroed(panels.bytes())?;
+        let some = PanelShape::new(format, FP8_BLOCK, shape.cols)?;
+        let view = MatrixView::new(format, FP8_BLOCK, shape.cols, &strip.codes, &strip.scales).ok()?;
+        // The same rows again and again.
+        for (panel, out) in raw.chunks_exact_mut(panels.panel_bytes()).enumerate() {
+            some.pack_panel(&view, panel % some.panels(), out);
+        }
+        let one = coded::encode(&panels, &raw)?;
+        let copies = usize::try_from(bytes).ok()?.div_ceil(one.len()).max(1);
+        let mut codes = Buffer::zeroed(one.len().checked_mul(copies)?)?;
+        codes.chunks_exact_mut(one.len()).for_each(|copy| copy.copy_from_slice(&one));
+        let scales = Buffer::zeroed(0)?;
+        Some(Self { format, layout: Layout::Coded, shape, codes, scales, copies, next: Cell::new(0) })
+    }
+
+    /// Bytes of one copy, scales included, of coded weights those that they stand for; `None` if the layout does not have the format, or on overflow.
     pub fn copy_bytes(format: Format, layout: Layout, shape: Shape) -> Option<u64> {
         let bytes = match layout {
             Layout::Rows => format.total_bytes(shape.rows, shape.cols),
-            Layout::Panels => PanelShape::new(format, shape.rows, shape.cols).map(|panels| panels.bytes()),
+            Layout::Panels | Layout::Coded => {
+                PanelShape::new(format, shape.rows, shape.cols).map(|panels| panels.bytes())
+            }
         };
         bytes.map(|bytes| bytes as u64)
     }
@@ -104,6 +129,11 @@ impl Pool {
                 let bytes = &self.codes[copy * shape.bytes()..][..shape.bytes()];
                 PanelView::new(shape, bytes).expect("the pool was made for this shape").into()
             }
+            (Layout::Coded, Some(shape)) => {
+                let len = self.codes.len() / self.copies;
+                let bytes = &self.codes[copy * len..][..len];
+                CodedView::new(shape, bytes).expect("the pool was made for this shape").into()
+            }
             _ => self.row_major(copy).into(),
         }
     }
@@ -117,6 +147,29 @@ impl Pool {
         let scales = bytemuck::cast_slice(&self.scales[copy * scale_stride..][..4 * scales]);
         MatrixView::new(self.format, rows, cols, codes, scales).expect("the pool was made for this shape")
     }
+}
+
+/// Gaussian numbers as an FP8 checkpoint has them, as many rows as a block.
+fn gaussian_fp8(cols: usize) -> Option<Vec<f32>> {
+    let mut state = 0;
+    // Between 0 and 1, neither of them.
+    let mut uniform = || ((splitmix(&mut state) >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
+    let mut normal = || {
+        let (size, angle) = ((-2.0 * uniform().ln()).sqrt(), std::f64::consts::TAU * uniform());
+        (0.01 * size * angle.cos()) as f32
+    };
+    let mut weights: Vec<f32> = (0..FP8_BLOCK.checked_mul(cols)?).map(|_| normal()).collect();
+    for first in (0..cols).step_by(FP8_BLOCK) {
+        let places = || {
+            (0..FP8_BLOCK)
+                .flat_map(move |row| (first..cols.min(first + FP8_BLOCK)).map(move |c| row * cols + c))
+        };
+        let value = places().fold(0f32, |most, at| most.max(weights[at].abs())) / 448.0;
+        for at in places() {
+            weights[at] = float::fp8_e4m3_to_f32(float::f32_to_fp8_e4m3(weights[at] / value)) * value;
+        }
+    }
+    Some(weights)
 }
 
 /// Bytes of codes and of scales of one row-major copy, in whole cache lines.
@@ -238,6 +291,28 @@ mod tests {
             }
         }
         assert!(Pool::random(&team, Format::Bf16, Layout::Panels, shape, 1).is_none());
+    }
+
+    /// Fewer bytes, and as many numbers.
+    #[test]
+    fn coded_weights_are_small_and_ordinary() {
+        let team = Team::new(2).unwrap();
+        let shape = Shape { rows: 300, cols: 384 };
+        for (name, ratio) in [("int4-row", 0.9), ("int4-g64", 0.85)] {
+            let format = name.parse().unwrap();
+            let pool = Pool::random(&team, format, Layout::Coded, shape, 200_000).unwrap();
+            let raw = Pool::copy_bytes(format, Layout::Coded, shape).unwrap() as f64;
+            let stored = (pool.bytes().len() / pool.copies()) as f64;
+            assert!(pool.copies() >= 2 && stored < ratio * raw, "{name}: {stored} of {raw}");
+            let x = random_floats(&team, shape.cols);
+            for _ in 0..pool.copies() + 1 {
+                let mut y = vec![f32::NAN; shape.rows];
+                matmul(Kernels::detect(), &team, pool.next(), Input::exact(&x), &mut y);
+                assert!(y.iter().all(|y| y.is_finite() && *y != 0.0), "{name}");
+                assert_eq!(y[..172], y[128..], "{name}: rows repeat");
+            }
+        }
+        assert!(Pool::random(&team, Format::Int8Row, Layout::Coded, shape, 1).is_none());
     }
 
     #[test]
