@@ -88,7 +88,7 @@ pub(crate) unsafe fn multiply(
             let first = row / PANEL_ROWS;
             kernels.decode_panels(view, first..first + some.panels(), bytes);
             let panels = PanelView::new(some, bytes).expect("as many bytes as there are in the panels");
-            let (rows, out) = (0..some.rows(), out.from_row(row));
+            let (rows, out) = (0..some.rows(), out.starting_with(row));
             // SAFETY: the processor has the instruction set (see `Kernels::table`); the rest is the caller's promise.
             unsafe {
                 match input.quantised {

@@ -56,12 +56,15 @@ impl Slots {
     /// they have too many is left out.
     pub(super) fn new(frequencies: &[u8; CODES]) -> Self {
         let mut slots = Self { code: [0; TOTAL], frequency: [0; TOTAL], rank: [0; TOTAL] };
-        let all =
-            frequencies.iter().enumerate().flat_map(|(code, f)| (0..*f).map(move |rank| (code, *f, rank)));
-        for (slot, (code, frequency, rank)) in all.take(TOTAL).enumerate() {
-            slots.code[slot] = code as u8;
-            slots.frequency[slot] = frequency;
-            slots.rank[slot] = rank;
+        let mut first = 0;
+        for (code, frequency) in (0..).zip(frequencies) {
+            let end = TOTAL.min(first + usize::from(*frequency));
+            slots.code[first..end].fill(code);
+            slots.frequency[first..end].fill(*frequency);
+            for (rank, out) in (0..).zip(&mut slots.rank[first..end]) {
+                *out = rank;
+            }
+            first = end;
         }
         slots
     }

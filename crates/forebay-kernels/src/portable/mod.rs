@@ -198,7 +198,7 @@ impl Out {
 
     /// The same places for a matrix that starts with weight row `row` of this one.
     #[inline(always)]
-    pub(crate) fn from_row(self, row: usize) -> Self {
+    pub(crate) fn starting_with(self, row: usize) -> Self {
         Self { ptr: self.ptr.wrapping_add(row - self.first), first: 0, ..self }
     }
 
