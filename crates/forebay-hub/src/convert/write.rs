@@ -51,10 +51,7 @@ impl Run<'_> {
         let mut missing = Vec::new();
         for (number, output) in self.plan.outputs.iter().enumerate() {
             match self.is_done(number, output)? {
-                true => {
-                    self.written += output.bytes;
-                    (self.progress)(self.written, self.plan.bytes());
-                }
+                true => self.written += output.bytes,
                 false => missing.push(output),
             }
         }
@@ -92,6 +89,8 @@ impl Run<'_> {
     fn is_done(&mut self, number: usize, output: &Output) -> Result<bool, ConvertError> {
         let Some(container) = self.container else { return self.manifest.trusts(&output.name, output.bytes) };
         let bytes = container.made_bytes(number, output);
+        // What is there is read, which takes a while.
+        (self.progress)(self.written, self.plan.bytes());
         Ok(self.manifest.trusts(&container::made_name(number), bytes)?
             && container::is_filled(container, self.dir, number, self.cancel)?)
     }
