@@ -7,6 +7,7 @@ use std::path::Path;
 use forebay_core::{CancelToken, Format, GroupSize};
 use forebay_hub::synth::{self, Dims, Plan, STAMP, SynthError, SynthSpec, TextFiles, Written};
 use forebay_model::{Capability, Snapshot, SnapshotOptions};
+use forebay_store::catalog::Catalog;
 use sha2::{Digest, Sha256};
 
 fn text() -> TextFiles {
@@ -82,7 +83,7 @@ fn the_full_model_has_the_published_totals() {
 
 #[test]
 fn every_format_makes_a_complete_model_whose_experts_are_read_at_once() {
-    let formats = ["int4-row", "int4-g64", "int4-g32", "int8", "int2-row", "bf16", "f16", "f32"];
+    let formats = ["int4-row", "int4-g64", "int4-g32", "int8", "int2-row", "bf16", "f16", "f32", "fp8-e4m3"];
     for format in formats {
         let dir = tempfile::tempdir().unwrap();
         let spec = SynthSpec { format: format.parse().unwrap(), ..small() };
@@ -94,10 +95,35 @@ fn every_format_makes_a_complete_model_whose_experts_are_read_at_once() {
         assert_eq!(found.experts.formats, BTreeMap::from([(format.to_owned(), 72)]), "{format}");
         assert_eq!(found.stop_ids, [290]);
     }
-    let spec = SynthSpec { format: Format::Fp8Block, ..small() };
+}
+
+/// Blocks of 128 x 128 whose largest weight has the largest code, 448 (0x7E, or 0xFE if it is negative): as published.
+#[test]
+fn fp8_has_a_multiplier_for_every_block_that_uses_all_of_its_range() {
     let dir = tempfile::tempdir().unwrap();
-    assert!(matches!(write(&dir.path().join("new"), &spec, 1), Err(SynthError::Format { .. })));
-    assert!(!dir.path().join("new").exists());
+    write(dir.path(), &SynthSpec { format: Format::Fp8Block, ..small() }, 2).unwrap();
+    let catalog = Catalog::open(dir.path()).unwrap();
+    let read = |name: &str| {
+        let entry = catalog.get(name).unwrap();
+        let file = fs::read(&catalog.shards()[entry.shard as usize].path).unwrap();
+        (entry.clone(), file[entry.offset as usize..][..entry.len as usize].to_vec())
+    };
+    let mut blocks = 0;
+    for (name, _) in catalog.iter().filter(|(name, _)| name.ends_with("experts.3.up_proj.weight")) {
+        let ((codes, bytes), (scales, multipliers)) = (read(name), read(&format!("{name}_scale_inv")));
+        assert_eq!((&*codes.shape, &*scales.shape), (&[256, 160][..], &[2, 2][..]), "{name}");
+        for (line, rows) in bytes.chunks_exact(128 * 160).enumerate() {
+            for columns in [0..128, 128..160] {
+                let block = rows.chunks_exact(160).flat_map(|row| &row[columns.clone()]);
+                assert_eq!(block.map(|code| code & 0x7F).max(), Some(0x7E), "{name} {line} {columns:?}");
+                blocks += 1;
+            }
+        }
+        let numbers = multipliers.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word));
+        assert!(numbers.into_iter().all(|multiplier| multiplier > 0.0 && multiplier < 0.01), "{name}");
+    }
+    // Two layers, and the one that drafts tokens.
+    assert_eq!(blocks, 3 * 4);
     // Three groups of 64 in 144 columns are three groups of 48 to a reader, which tries those first.
     let mut spec = small();
     spec.dims.expert_width = 144;

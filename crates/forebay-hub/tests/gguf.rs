@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 
 use common::{convert, format, golden, model_files, options, run, scores};
-use forebay_hub::convert::{ConvertError, Converted, GgufModel, Options, Targets};
+use forebay_hub::convert::{ConvertError, Converted, GgufModel, Options, Source, Targets};
 use forebay_hub::gguf::{Header, Kind, blocks};
 use forebay_model::families::glm;
 use forebay_store::catalog::Catalog;
@@ -184,7 +184,9 @@ fn the_tokenizer_must_be_there_and_be_the_models() {
     let (mut world, dir) = (World::new(5), tempfile::tempdir().unwrap());
     let file = world.write_gguf(dir.path(), PLAIN);
     let said = |tokenizer: Option<&Path>| GgufModel::open(&file, tokenizer).unwrap_err().to_string();
-    assert!(said(None).contains("--tokenizer DIR"), "{}", said(None));
+    for words in ["--tokenizer DIR", "tokenizer.ggml.model is missing"] {
+        assert!(said(None).contains(words), "{}", said(None));
+    }
     assert!(said(Some(dir.path())).contains("no tokenizer.json"), "{}", said(Some(dir.path())));
     world.tokens.swap(3, 4);
     world.write_tokenizer(dir.path());
@@ -206,6 +208,64 @@ fn files_of_a_split_model_must_all_be_there_and_say_their_numbers() {
     assert!(said(&first).contains("model-00003-of-00003.gguf"), "{}", said(&first));
 }
 
+/// The tokenizer of the bundled model as metadata, and made of them again: what cuts, joins and marks is the same.
+#[test]
+fn a_tokenizer_is_made_of_metadata_that_name_glms_way_to_cut_a_text() {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/tokenizer.json");
+    let original: serde_json::Value = serde_json::from_slice(&fs::read(demo).unwrap()).unwrap();
+    let (model, added) = (&original["model"], original["added_tokens"].as_array().unwrap());
+    let vocabulary = model["vocab"].as_object().unwrap();
+    let (mut tokens, mut kinds) = (vec![String::new(); vocabulary.len() + added.len()], Vec::new());
+    vocabulary.iter().for_each(|(token, id)| tokens[id.as_u64().unwrap() as usize] = token.clone());
+    kinds.resize(tokens.len(), 1i32);
+    for token in added {
+        let id = token["id"].as_u64().unwrap() as usize;
+        tokens[id] = token["content"].as_str().unwrap().to_owned();
+        kinds[id] = if token["special"] == true { 3 } else { 4 };
+    }
+    let merges = model["merges"].as_array().unwrap().iter();
+    let merges: Vec<String> =
+        merges.map(|pair| format!("{} {}", pair[0].as_str().unwrap(), pair[1].as_str().unwrap())).collect();
+    let mut world = World::new(8);
+    world.tokens = tokens;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    let open = |change: &dyn Fn(&mut Vec<i32>, &mut Vec<String>), kind: &str, cut: &str| {
+        let (mut kinds, mut merges) = (kinds.clone(), merges.clone());
+        change(&mut kinds, &mut merges);
+        let mut file = world.gguf(PLAIN);
+        file.text("tokenizer.ggml.model", kind);
+        file.text("tokenizer.ggml.pre", cut);
+        file.texts("tokenizer.ggml.merges", &merges);
+        file.text("tokenizer.chat_template", "{{ messages }}");
+        let numbers: Vec<u8> = kinds.iter().flat_map(|kind| kind.to_le_bytes()).collect();
+        let head = [5u32.to_le_bytes().to_vec(), (kinds.len() as u64).to_le_bytes().to_vec()].concat();
+        file.value("tokenizer.ggml.token_type", 9, &[head, numbers].concat());
+        fs::write(&path, file.bytes()).unwrap();
+        GgufModel::open(&path, None)
+    };
+    for cut in ["glm4", "chatglm-bpe"] {
+        let mut found = open(&|_, _| {}, "gpt2", cut).unwrap();
+        let made = found.text("tokenizer.json").unwrap().unwrap();
+        let made: serde_json::Value = serde_json::from_slice(&made).unwrap();
+        for part in ["model", "added_tokens", "pre_tokenizer", "post_processor", "decoder", "normalizer"] {
+            assert!(made[part] == original[part], "{part} differs");
+        }
+        assert_eq!(found.text("chat_template.jinja").unwrap().unwrap(), b"{{ messages }}");
+        assert_eq!(found.text("tokenizer_config.json").unwrap(), None);
+    }
+    let refused = |found: Result<GgufModel, ConvertError>, words: &str| {
+        let said = found.unwrap_err().to_string();
+        assert!(said.contains(words) && said.contains("--tokenizer DIR"), "{words}: {said}");
+    };
+    refused(open(&|_, _| {}, "gpt2", "llama-bpe"), "tokenizer.ggml.pre is \"llama-bpe\"");
+    refused(open(&|_, _| {}, "llama", "glm4"), "tokenizer.ggml.model is \"llama\"");
+    refused(open(&|_, merges| merges[7] = "abc".into(), "gpt2", "glm4"), "\"abc\" is no pair");
+    refused(open(&|_, merges| merges[7] = "a b c".into(), "gpt2", "glm4"), "\"a b c\" is no pair");
+    refused(open(&|kinds, _| kinds[3] = 6, "gpt2", "glm4"), "token 3 is of kind 6");
+    refused(open(&|kinds, _| kinds.truncate(9), "gpt2", "glm4"), "9 kinds of tokens");
+}
+
 /// A file with every kind of value, small enough to be damaged ten thousand times.
 fn small() -> Vec<u8> {
     let mut file = Gguf::default();
@@ -219,6 +279,7 @@ fn small() -> Vec<u8> {
     file.value("a", 9, &[4, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0]);
     file.texts("tokenizer.ggml.tokens", &["a".to_owned(), "bc".to_owned()]);
     file.texts("tokenizer.ggml.merges", &["a b".to_owned()]);
+    file.value("tokenizer.ggml.token_type", 9, &[5, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0]);
     for (name, shape, kind, len) in [
         ("output.weight", &[2, 32][..], Q8_0, 68),
         ("output_norm.weight", &[8], F32, 32),
@@ -246,7 +307,7 @@ fn the_small_file_is_read_whole() {
         ("blk.0.ffn_up_exps.weight", &[2, 1, 256], Kind::Q4K, 288),
     ];
     assert_eq!(found, wanted);
-    assert_eq!((header.metadata.len(), header.tensors[0].offset % 32), (10, 0));
+    assert_eq!((header.metadata.len(), header.tensors[0].offset % 32), (11, 0));
 }
 
 proptest! {

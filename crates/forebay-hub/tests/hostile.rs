@@ -8,6 +8,8 @@ use std::path::Path;
 use common::{HandOut, convert, copy, golden, int4_g64, model_files, options, rewrite, run};
 use forebay_core::CancelToken;
 use forebay_hub::convert::{ConvertError, Job, LocalFolder, Options, Source, Targets};
+use forebay_hub::pack::{PackError, PackOptions, pack};
+use forebay_testkit::disk::SmallDisk;
 use proptest::prelude::*;
 
 /// The error of converting a golden whose tensors went through `change`; no model may come of it.
@@ -178,55 +180,20 @@ fn room_is_looked_for_before_every_file() {
     convert(&golden("bf16"), &dir, int4_g64()).unwrap();
 }
 
-/// A disk of its own, or the reason why there is none.
-#[cfg(target_os = "linux")]
-struct SmallDisk(tempfile::TempDir);
-
-#[cfg(target_os = "linux")]
-impl SmallDisk {
-    fn new(bytes: u64) -> Option<Self> {
-        let dir = tempfile::tempdir().unwrap();
-        let size = format!("size={bytes}");
-        let mounted = std::process::Command::new("mount")
-            .args(["-t", "tmpfs", "-o", &size, "tmpfs"])
-            .arg(dir.path())
-            .output();
-        match mounted {
-            Ok(output) if output.status.success() => Some(Self(dir)),
-            Ok(output) => {
-                println!("skipped: no small disk: {}", String::from_utf8_lossy(&output.stderr).trim());
-                None
-            }
-            Err(error) => {
-                println!("skipped: no small disk: {error}");
-                None
-            }
-        }
-    }
-}
-
-#[cfg(target_os = "linux")]
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("umount").arg(self.0.path()).status();
-    }
-}
-
 /// The disk fills up between two files, and in the middle of one; then there is room again.
-#[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_stops_it_cleanly_and_loses_nothing() {
     let whole = tempfile::tempdir().unwrap();
     convert(&golden("fp8"), whole.path(), int4_g64()).unwrap();
     let Some(disk) = SmallDisk::new(4_000_000) else { return };
-    let (dir, ballast) = (disk.0.path().join("model"), disk.0.path().join("ballast"));
+    let (dir, ballast) = (disk.path().join("model"), disk.path().join("ballast"));
     let fill = |leave: u64| {
-        let free = forebay_hub::output::folder::free_bytes(disk.0.path()).unwrap();
+        let free = forebay_hub::output::folder::free_bytes(disk.path()).unwrap();
         fs::write(&ballast, vec![0; free.saturating_sub(leave) as usize]).unwrap();
     };
     let at = tempfile::tempdir().unwrap();
     let mut source = HandOut::new(&golden("fp8"), at.path());
-    let (path, root) = (ballast.clone(), disk.0.path().to_owned());
+    let (path, root) = (ballast.clone(), disk.path().to_owned());
     source.before_take = Box::new(move |file| {
         if file == 1 {
             let free = forebay_hub::output::folder::free_bytes(&root).unwrap();
@@ -260,6 +227,42 @@ fn a_full_disk_stops_it_cleanly_and_loses_nothing() {
     }
     run(&mut HandOut::new(&golden("fp8"), at.path()), &dir, int4_g64()).unwrap();
     assert!(model_files(&dir) == model_files(whole.path()));
+}
+
+/// The same of packing: the disk becomes full at every third step of writing.
+#[test]
+fn a_full_disk_stops_packing_cleanly_and_loses_nothing() {
+    let (model, whole) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    convert(&golden("fp8"), model.path(), int4_g64()).unwrap();
+    let cancel = CancelToken::new();
+    let how = PackOptions { threads: 2, margin: 0, cancel: &cancel };
+    pack(model.path(), whole.path(), how, &mut |_, _| {}).unwrap();
+    let Some(disk) = SmallDisk::new(4_000_000) else { return };
+    let (dir, mut stops, mut kept) = (disk.path().join("model"), 0, 0);
+    for step in (0..3000).step_by(3) {
+        let mut steps = 0;
+        let ended = pack(model.path(), &dir, how, &mut |_, _| {
+            if steps == step {
+                disk.fill();
+            }
+            steps += 1;
+        });
+        disk.empty();
+        match ended {
+            Ok(done) => {
+                kept = done.kept;
+                break;
+            }
+            Err(error) => {
+                assert!(matches!(error, PackError::Full { .. } | PackError::NoRoom { .. }), "{error}");
+                assert!(error.to_string().contains("free"), "{error}");
+                assert!(!dir.join("model.forebay").exists());
+                stops += 1;
+            }
+        }
+    }
+    assert!(stops > 2 && kept > 0, "{stops} stops, {kept} files kept");
+    assert!(model_files(&dir) == model_files(whole.path()), "after {stops} stops");
 }
 
 proptest! {

@@ -121,14 +121,29 @@ impl Snapshot {
     /// Reads configs and shard headers and checks the complete set of tensors.
     pub fn open(dir: &Path, options: SnapshotOptions) -> Result<Self, SnapshotError> {
         let config = ConfigFile::read(dir)?;
-        let mut spec = glm::spec(&config)?;
+        let generation = ConfigFile::read_optional(dir, "generation_config.json")?;
+        Self::of(dir, &config, generation.as_ref(), || Catalog::open(dir), options)
+    }
+
+    /// Checks a model that is known by its configs and the headers of its files; `catalog` is asked for once the
+    /// configs are known to be sound.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub fn of(
+        dir: &Path,
+        config: &ConfigFile,
+        generation: Option<&ConfigFile>,
+        catalog: impl FnOnce() -> Result<Catalog, CatalogError>,
+        options: SnapshotOptions,
+    ) -> Result<Self, SnapshotError> {
+        let mut spec = glm::spec(config)?;
         if let Some(eps) = options.low_rank_norm_eps {
             spec.low_rank_norm_eps = eps;
         }
-        let generation = ConfigFile::read_optional(dir, "generation_config.json")?;
-        let stop_ids = stop_ids(&config, generation.as_ref())?;
-        let catalog = Catalog::open(dir)?;
-        if glm::ties_embeddings(&config)? && catalog.get(glm::HEAD).is_none() {
+        let stop_ids = stop_ids(config, generation)?;
+        let catalog = catalog()?;
+        if glm::ties_embeddings(config)? && catalog.get(glm::HEAD).is_none() {
             return Err(SnapshotError::TiedHead);
         }
         let census = census::check(&catalog, requirements(&spec, &catalog)).require_complete()?;

@@ -9,6 +9,9 @@ use crate::json;
 /// Names a file that is in a folder while a model is being packed into it.
 pub const UNFINISHED_PACK: &str = "pack.progress.json";
 
+/// Names a file that is in a folder from the begin of a conversion on.
+pub const BEGUN_CONVERSION: &str = "forebay-convert.json";
+
 /// Guesses what `path` is instead of a model folder, and what to do about it.
 ///
 /// The result finishes a sentence and never fails: what cannot be looked at is passed over.
@@ -54,6 +57,9 @@ fn inside(dir: &Path) -> String {
     }
     if names.iter().any(|name| name == UNFINISHED_PACK) {
         return "packing into it did not finish; give the same forebay pack command again".to_owned();
+    }
+    if names.iter().any(|name| name == BEGUN_CONVERSION) {
+        return "converting into it did not finish; give the same forebay convert command again".to_owned();
     }
     if let Some(name) = [".incomplete", ".part", ".aria2", ".crdownload"].into_iter().find_map(some) {
         return format!(

@@ -425,7 +425,8 @@ pub struct SynthArgs {
     /// Layers of experts [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=128))]
     pub moe: Option<u16>,
-    /// Format of the weights: int4-row, int4-g64 (or g16 to g256), int8, int2-row, bf16, f16 or f32
+    /// Format of the weights: int4-row, int4-g64 (or g16 to g256), int8, int2-row, bf16, f16, f32, or
+    /// fp8-e4m3 (blocks of 128 x 128, as checkpoints are published)
     #[arg(long, value_name = "FORMAT", default_value = "int4-row")]
     pub format: Format,
     /// Add the layer that drafts tokens (multi-token prediction)

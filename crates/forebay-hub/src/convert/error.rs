@@ -16,6 +16,7 @@ use super::gguf::GgufSourceError;
 use crate::get::GetError;
 use crate::known::KnownError;
 use crate::output::FileError;
+use crate::pack::PackError;
 
 /// Why a model was not converted. `Display` is complete on its own.
 #[derive(Debug, thiserror::Error)]
@@ -254,6 +255,9 @@ pub enum ConvertError {
         /// What is wrong.
         error: Box<GgufSourceError>,
     },
+    /// The container cannot be planned or completed.
+    #[error(transparent)]
+    Pack(#[from] PackError),
     /// A weight could not be read.
     #[error(transparent)]
     Read(#[from] ReadError),

@@ -17,8 +17,10 @@ use crate::digest::{FileDigest, hash_file};
 use crate::digests::write_json;
 use crate::output::folder::changes;
 
+/// What the names of the files begin with that conversion leaves beside a model.
+pub const OWN: &str = "forebay-convert.";
 /// The name of the file.
-pub const MANIFEST: &str = "forebay-convert.json";
+pub const MANIFEST: &str = forebay_store::folder::BEGUN_CONVERSION;
 /// The key of the version, and the version.
 const VERSION_KEY: &str = "forebay_convert";
 /// Grows when the same source and options give other bytes.

@@ -2,10 +2,12 @@
 //!
 //! - [`source`]: where the checkpoint is; [`gguf`]: it may be a GGUF file. [`targets`]: what every part of it becomes.
 //! - [`plan`], [`layout`]: every byte's place, before the first is written. `weight`, `input`: one matrix, read and decoded.
+//! - `container`: the bytes of those files on their way into a Forebay container instead.
 //! - `write`, [`manifest`]: one file after another, and what was done already. [`Loss`]: what that changed.
 //!
 //! docs/convert.md says what comes out, and how much memory and disk it takes.
 
+mod container;
 mod error;
 pub mod gguf;
 mod input;
@@ -28,6 +30,7 @@ use forebay_model::families::glm;
 use forebay_model::families::roles::Role;
 use forebay_store::config::ConfigFile;
 use forebay_store::json::parse_object;
+use forebay_store::native::Native;
 use serde_json::{Map, Value, json};
 
 pub use error::ConvertError;
@@ -42,6 +45,8 @@ use crate::digest::{Algorithm, Digest, FileDigest};
 use crate::digests::Digests;
 use crate::output::file::{PARTIAL, write_whole};
 use crate::output::folder::{lock, names};
+use crate::pack::PackError;
+use container::Container;
 use manifest::{MANIFEST, Manifest};
 use write::{Run, tidy};
 
@@ -58,11 +63,23 @@ pub const TEXT_FILES: [&str; 5] = [
 /// Room that is left on the disk unless another margin is asked for, in bytes.
 pub const DEFAULT_MARGIN: u64 = 20_000_000_000;
 
+/// What the result is written as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ResultKind {
+    /// Safetensors files that the reference engine reads too.
+    #[default]
+    Reference,
+    /// Forebay's own container (docs/format.md): the bytes that [packing](crate::pack) the other one makes.
+    Forebay,
+}
+
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// The format of every part.
     pub targets: Targets,
+    /// What it is written as.
+    pub kind: ResultKind,
     /// Whether the MTP layer is converted, if there is one.
     pub mtp: bool,
     /// Whether the indexer is converted, if there is one.
@@ -78,6 +95,8 @@ pub struct Options {
 pub struct Job {
     /// What will be read and written.
     pub plan: Plan,
+    /// The container that the result is, if it is one.
+    container: Option<Container>,
     files: Vec<SourceFile>,
     /// The result's `config.json`.
     config: Vec<u8>,
@@ -110,7 +129,32 @@ impl Job {
         let files = source.files()?;
         let catalog = source::catalog(&source.place(), &files)?;
         let plan = Plan::new(&spec, &catalog, &options)?;
-        Ok(Self { plan, files, config, options, streamed: !source.keeps_files() })
+        let container = match options.kind {
+            ResultKind::Reference => None,
+            ResultKind::Forebay => {
+                let generation = source.text("generation_config.json")?;
+                Some(Container::new(&plan, &config, generation.as_deref())?)
+            }
+        };
+        Ok(Self { plan, container, files, config, options, streamed: !source.keeps_files() })
+    }
+
+    /// Names and sizes of the weight files of the result.
+    pub fn result_files(&self) -> Vec<(&str, u64)> {
+        match &self.container {
+            None => self.plan.outputs.iter().map(|output| (output.name.as_str(), output.bytes)).collect(),
+            Some(container) => container.files().collect(),
+        }
+    }
+
+    /// Their sizes together.
+    pub fn result_bytes(&self) -> u64 {
+        self.container.as_ref().map_or(self.plan.bytes(), Container::bytes)
+    }
+
+    /// The most memory that the conversion takes with so many threads, in bytes.
+    pub fn memory_bound(&self, threads: usize) -> u64 {
+        self.plan.memory_bound(threads) + self.container.as_ref().map_or(0, |container| container.memory)
     }
 
     /// Bytes of the weight files that are fetched, one after another; `None` if all of them are there.
@@ -124,7 +168,7 @@ impl Job {
 
     /// The most bytes of disk that the weights take while this is converted.
     pub fn disk_bytes(&self) -> u64 {
-        if self.streamed { self.streamed_disk_bytes() } else { self.plan.bytes() }
+        if self.streamed { self.streamed_disk_bytes() } else { self.result_bytes() }
     }
 
     /// The most bytes of disk that the weights take while they are converted from a source that hands out one file
@@ -132,7 +176,7 @@ impl Job {
     pub fn streamed_disk_bytes(&self) -> u64 {
         let largest = self.files.iter().map(|file| file.size).max().unwrap_or(0);
         let aside = self.plan.later.iter().flatten().map(|extent| extent.len);
-        aside.fold(self.plan.bytes().saturating_add(largest), u64::saturating_add)
+        aside.fold(self.result_bytes().saturating_add(largest), u64::saturating_add)
     }
 
     /// Writes the result into `dir`, or what is missing of it. `progress` gets the bytes that are there and those
@@ -154,11 +198,20 @@ impl Job {
         self.check_shards(dir)?;
         manifest.write()?;
         let (plan, files, options) = (&self.plan, &self.files[..], &self.options);
+        let (bytes, container) = (self.result_bytes(), self.container.as_ref());
+        if container.is_some() && Native::is_at(dir) {
+            // It was begun with the same source and options, so it is the one that is asked for.
+            Native::open(dir).map_err(PackError::from)?;
+            leave(dir);
+            let kept = plan.outputs.len();
+            return Ok(Converted { bytes, written: 0, kept, losses: BTreeMap::new() });
+        }
         let mut run = Run {
             dir,
             plan,
             files,
             options,
+            container,
             cancel,
             progress,
             manifest,
@@ -168,7 +221,7 @@ impl Job {
         let written = run.all(source)?;
         self.finish(source, dir, &run.manifest)?;
         let kept = plan.outputs.len() - written;
-        Ok(Converted { bytes: plan.bytes(), written, kept, losses: run.losses })
+        Ok(Converted { bytes, written, kept, losses: run.losses })
     }
 
     /// What must be the same for a run to go on where another ended.
@@ -178,6 +231,7 @@ impl Job {
         let source: Map<_, _> = self.files.iter().map(file).collect();
         let Value::Object(map) = json!({
             "formats": targets.json(),
+            "container": if self.container.is_some() { "forebay" } else { "reference" },
             "mtp": mtp,
             "indexer": indexer,
             "config": Digest::sha256_of(&self.config).hex(),
@@ -191,7 +245,9 @@ impl Job {
 
     /// A weight file of somebody else's would be read as part of the result.
     fn check_shards(&self, dir: &Path) -> Result<(), ConvertError> {
-        let ours = |name: &String| self.plan.outputs.iter().any(|output| output.name == *name);
+        let ours = |name: &String| {
+            self.container.is_none() && self.plan.outputs.iter().any(|output| output.name == *name)
+        };
         match names(dir)?.into_iter().find(|name| name.ends_with(".safetensors") && !ours(name)) {
             Some(found) => Err(ConvertError::Occupied { dir: dir.to_owned(), found }),
             None => Ok(()),
@@ -222,15 +278,21 @@ impl Job {
 
     /// Writes the small files, the digests of all, and last of all what makes a folder a model.
     fn finish(&self, source: &mut dyn Source, dir: &Path, manifest: &Manifest) -> Result<(), ConvertError> {
+        let mut small = Vec::new();
+        for name in TEXT_FILES {
+            small.extend(source.text(name)?.map(|bytes| (name, bytes)));
+        }
+        if let Some(container) = &self.container {
+            small.push(("config.json", self.config.clone()));
+            container::finish(container, &self.plan.outputs, dir, &small)?;
+            leave(dir);
+            return Ok(());
+        }
         let mut digests = BTreeMap::new();
         for output in &self.plan.outputs {
             if let Some(done) = manifest.done.get(&output.name) {
                 digests.insert(output.name.clone(), done.digest.clone());
             }
-        }
-        let mut small = Vec::new();
-        for name in TEXT_FILES {
-            small.extend(source.text(name)?.map(|bytes| (name, bytes)));
         }
         let config = [("config.json", self.config.clone())];
         for (name, bytes) in small.iter().chain(&config) {
@@ -243,15 +305,20 @@ impl Job {
         if !matches!(Digests::read(dir), Ok(Some(found)) if found == digests) {
             digests.write(dir)?;
         }
-        tidy(dir);
         let leftovers =
             names(dir)?.into_iter().filter(|name| name.ends_with(&format!(".safetensors{PARTIAL}")));
         leftovers.for_each(|name| drop(fs::remove_file(dir.join(name))));
         put(dir, "config.json", &self.config)?;
-        // Still locked, but no longer needed; should it stay, it does no harm.
-        let _ = fs::remove_file(dir.join(LOCK));
+        leave(dir);
         Ok(())
     }
+}
+
+/// Removes what only an unfinished conversion needs. Should any of it stay, it does no harm.
+fn leave(dir: &Path) {
+    tidy(dir);
+    // Still locked, but no longer needed.
+    let _ = fs::remove_file(dir.join(LOCK));
 }
 
 /// Writes a small file unless it is there.

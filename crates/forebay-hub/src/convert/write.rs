@@ -9,6 +9,7 @@ use forebay_model::families::roles::Role;
 use forebay_store::layout::Extent;
 
 use super::Options;
+use super::container::{self, Container, Fill};
 use super::error::ConvertError;
 use super::input::Inputs;
 use super::loss::Loss;
@@ -33,6 +34,8 @@ pub struct Run<'a> {
     pub plan: &'a Plan,
     pub files: &'a [SourceFile],
     pub options: &'a Options,
+    /// What is filled, if the result is a Forebay container.
+    pub container: Option<&'a Container>,
     pub cancel: &'a CancelToken,
     pub progress: &'a mut dyn FnMut(u64, u64),
     pub manifest: Manifest,
@@ -46,13 +49,16 @@ impl Run<'_> {
     /// Writes what is missing. Returns how many files that were.
     pub fn all(&mut self, source: &mut dyn Source) -> Result<usize, ConvertError> {
         let mut missing = Vec::new();
-        for output in &self.plan.outputs {
-            match self.manifest.trusts(&output.name, output.bytes)? {
+        for (number, output) in self.plan.outputs.iter().enumerate() {
+            match self.is_done(number, output)? {
                 true => self.written += output.bytes,
                 false => missing.push(output),
             }
         }
-        let left: u64 = missing.iter().map(|output| output.bytes).sum();
+        let left: u64 = match self.container {
+            None => missing.iter().map(|output| output.bytes).sum(),
+            Some(container) => container.bytes().saturating_sub(container.allocated(self.dir)),
+        };
         let fetched =
             (0..self.files.len()).map(|file| source.room(file)).max().filter(|_| !missing.is_empty());
         self.check_room(u64::saturating_add(left, fetched.unwrap_or(0)))?;
@@ -72,12 +78,21 @@ impl Run<'_> {
             if let Some(output) = output {
                 let inputs = self.inputs(source, output, &path)?;
                 self.check_room(output.bytes)?;
-                let digest = self.write(output, &inputs, source.is_quantised())?;
-                self.manifest.complete(&output.name, digest)?;
+                self.write(output, &inputs, source.is_quantised())?;
             }
             source.release(file);
         }
         Ok(missing.len())
+    }
+
+    /// Whether an earlier run wrote this output, and it still is what it wrote.
+    fn is_done(&mut self, number: usize, output: &Output) -> Result<bool, ConvertError> {
+        let Some(container) = self.container else { return self.manifest.trusts(&output.name, output.bytes) };
+        let bytes = container.made_bytes(number, output);
+        // What is there is read, which takes a while.
+        (self.progress)(self.written, self.plan.bytes());
+        Ok(self.manifest.trusts(&container::made_name(number), bytes)?
+            && container::is_filled(container, self.dir, number, self.cancel)?)
     }
 
     /// What has to be set aside of `file` before it is released; nothing if it was done before.
@@ -167,9 +182,13 @@ impl Run<'_> {
         }
     }
 
-    fn write(&mut self, output: &Output, inputs: &Inputs, measure: bool) -> Result<FileDigest, ConvertError> {
-        let mut file = HashedFile::create(self.dir, &output.name)?;
-        file.write(&output.header)?;
+    fn write(&mut self, output: &Output, inputs: &Inputs, measure: bool) -> Result<(), ConvertError> {
+        let number = self.plan.outputs.iter().position(|other| other.name == output.name).unwrap_or(0);
+        let mut sink = match self.container {
+            None => Sink::File(HashedFile::create(self.dir, &output.name)?),
+            Some(container) => Sink::Container(Fill::new(container, self.dir, number, output.bytes)),
+        };
+        sink.write(&output.header)?;
         let total = self.plan.bytes();
         let (written, cancel, progress) = (&mut self.written, self.cancel, &mut *self.progress);
         let losses = &mut self.losses;
@@ -195,13 +214,34 @@ impl Run<'_> {
                 Piece::Scales => scales.drain(..).flat_map(f32::to_le_bytes).collect(),
                 Piece::Zeros(count) => vec![0; *count as usize],
             };
-            file.write(&bytes)?;
+            sink.write(&bytes)?;
             *written += bytes.len() as u64;
             progress(*written, total);
             Ok(())
         };
         in_order(&output.pieces, self.options.threads, AHEAD, make, take)?;
-        Ok(file.publish()?)
+        let (name, digest) = match sink {
+            Sink::File(file) => (output.name.clone(), file.publish()?),
+            Sink::Container(fill) => (container::made_name(number), fill.publish()?),
+        };
+        self.manifest.complete(&name, digest)
+    }
+}
+
+/// Where the bytes of an output go.
+enum Sink<'a> {
+    /// Into a file of its own.
+    File(HashedFile),
+    /// Into their places in a container.
+    Container(Fill<'a>),
+}
+
+impl Sink<'_> {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), ConvertError> {
+        match self {
+            Self::File(file) => Ok(file.write(bytes)?),
+            Self::Container(fill) => fill.write(bytes),
+        }
     }
 }
 
@@ -222,24 +262,24 @@ fn aside_name(file: usize) -> String {
 }
 
 /// A new file and the hash of what was written to it.
-struct HashedFile {
+pub struct HashedFile {
     file: NewFile,
     hash: Hasher,
     size: u64,
 }
 
 impl HashedFile {
-    fn create(dir: &Path, name: &str) -> Result<Self, FileError> {
+    pub fn create(dir: &Path, name: &str) -> Result<Self, FileError> {
         Ok(Self { file: NewFile::create(dir, name)?, hash: Hasher::new(Algorithm::Sha256, 0), size: 0 })
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<(), FileError> {
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), FileError> {
         self.hash.update(bytes);
         self.size += bytes.len() as u64;
         self.file.write(bytes)
     }
 
-    fn publish(self) -> Result<FileDigest, FileError> {
+    pub fn publish(self) -> Result<FileDigest, FileError> {
         self.file.publish()?;
         Ok(FileDigest { size: self.size, digest: self.hash.finish() })
     }

@@ -22,8 +22,12 @@ const MAX_TEXT: u64 = 16 << 20;
 const MAX_TOKENS: u64 = 1 << 20;
 const MAX_ALIGNMENT: u64 = 1 << 20;
 const DEFAULT_ALIGNMENT: u64 = 32;
-/// The only array that is kept: the vocabulary.
+/// The vocabulary. Arrays other than this and the next two are not kept.
 pub const TOKENS: &str = "tokenizer.ggml.tokens";
+/// Which tokens are joined, the most important pair first.
+pub const MERGES: &str = "tokenizer.ggml.merges";
+/// What kind of token each is.
+pub const TOKEN_TYPES: &str = "tokenizer.ggml.token_type";
 
 /// A metadata value.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,8 +42,10 @@ pub enum Value {
     Bool(bool),
     /// A text.
     Text(String),
-    /// The texts of [`TOKENS`].
+    /// The texts of [`TOKENS`] or [`MERGES`].
     Texts(Vec<String>),
+    /// The numbers of [`TOKEN_TYPES`].
+    Integers(Vec<i32>),
     /// Any other array, by its length: its contents were read past.
     Array(u64),
 }
@@ -268,12 +274,17 @@ impl<R: Read> Input<R> {
             9 => return Err(refuse("arrays of arrays are not read")),
             _ => return Err(refuse("there is no such type")),
         };
+        if key == TOKEN_TYPES && kind == 5 {
+            check_length(key, len)?;
+            let numbers = (0..len).map(|_| Ok(i32::from_le_bytes(self.array(what)?)));
+            return Ok(Value::Integers(numbers.collect::<Result<_, GgufError>>()?));
+        }
         self.skip(len.checked_mul(size).ok_or_else(|| self.past_end(what))?, what)?;
         Ok(Value::Array(len))
     }
 
     fn texts(&mut self, key: &str, what: &str, len: u64) -> Result<Value, GgufError> {
-        if key != TOKENS {
+        if key != TOKENS && key != MERGES {
             // Each takes 8 bytes of the header at least, so this ends.
             for _ in 0..len {
                 let bytes = self.u64(what)?;
@@ -281,13 +292,7 @@ impl<R: Read> Input<R> {
             }
             return Ok(Value::Array(len));
         }
-        if len > MAX_TOKENS {
-            return Err(GgufError::TooMany {
-                what: format!("the length of {key}"),
-                found: len,
-                most: MAX_TOKENS,
-            });
-        }
+        check_length(key, len)?;
         let mut out = Vec::new();
         for _ in 0..len {
             out.push(self.text(what, MAX_TOKEN)?);
@@ -328,5 +333,16 @@ impl<R: Read> Input<R> {
         }
         dims.reverse();
         Ok(Info { name, kind, shape: dims, offset, len })
+    }
+}
+
+/// That an array which is kept is no longer than any vocabulary.
+fn check_length(key: &str, len: u64) -> Result<(), GgufError> {
+    match len > MAX_TOKENS {
+        true => {
+            let what = format!("the length of {key}");
+            Err(GgufError::TooMany { what, found: len, most: MAX_TOKENS })
+        }
+        false => Ok(()),
     }
 }

@@ -55,6 +55,18 @@ pub fn free_bytes(dir: &Path) -> Option<u64> {
     };
 }
 
+/// Bytes of disk that a file takes already; one that is incomplete has holes.
+pub fn allocated(path: &Path) -> u64 {
+    let Ok(meta) = fs::metadata(path) else { return 0 };
+    #[cfg(unix)]
+    return std::os::unix::fs::MetadataExt::blocks(&meta).saturating_mul(512).min(meta.len());
+    #[cfg(not(unix))]
+    return {
+        let _ = meta;
+        0
+    };
+}
+
 /// Where the options that a folder was begun with differ from those asked for, as in
 /// `hidden_size: 256 there, 512 asked for`.
 pub fn changes(there: &Map<String, Value>, asked: &Map<String, Value>) -> Vec<String> {

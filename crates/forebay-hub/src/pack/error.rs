@@ -137,7 +137,7 @@ impl PackError {
     }
 
     /// A source that could not be read.
-    pub(super) fn source(what: impl Into<String>, cause: ReadError) -> Self {
+    pub(crate) fn source(what: impl Into<String>, cause: ReadError) -> Self {
         Self::Source { what: what.into(), cause }
     }
 }

@@ -3,7 +3,7 @@
 use forebay_core::MatrixView;
 use forebay_io::{ReadError, Shard, read_exact_at};
 use forebay_store::layout::{Extent, WeightLayout};
-use forebay_store::native::header::{Layout, Matrix, RecordKind};
+use forebay_store::native::header::{Layout, Matrix, RecordKind, Weight};
 
 /// Reads bytes of a model's file.
 pub fn read(shards: &[Shard], extent: Extent, bytes: &mut Vec<u8>) -> Result<(), ReadError> {
@@ -27,22 +27,28 @@ pub fn record(
         if let Some(extent) = source.scales {
             read(shards, extent, &mut scales)?;
         }
-        let place = &mut record[matrix.codes as usize..];
-        match matrix.weight.panels().filter(|_| matrix.layout == Layout::Panels) {
-            Some(panels) => {
-                let numbers: Vec<f32> =
-                    scales.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
-                let view = MatrixView::new(source.format, source.rows, source.cols, &codes, &numbers)
-                    .expect("layouts are checked");
-                panels.pack(&view, &mut place[..panels.bytes()]);
-            }
-            None => {
-                place[..codes.len()].copy_from_slice(&codes);
-                record[matrix.scales as usize..][..scales.len()].copy_from_slice(&scales);
-            }
-        }
+        put(&mut record, matrix, &codes, &scales);
     }
     Ok(record)
+}
+
+/// Puts a matrix at its place in a record: its codes and scales as they are in the source.
+pub fn put(record: &mut [u8], matrix: &Matrix, codes: &[u8], scales: &[u8]) {
+    let place = &mut record[matrix.codes as usize..];
+    match matrix.weight.panels().filter(|_| matrix.layout == Layout::Panels) {
+        Some(panels) => {
+            let numbers: Vec<f32> =
+                scales.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+            let Weight { format, rows, cols } = matrix.weight;
+            let view = MatrixView::new(format, rows as usize, cols as usize, codes, &numbers)
+                .expect("layouts are checked");
+            panels.pack(&view, &mut place[..panels.bytes()]);
+        }
+        None => {
+            place[..codes.len()].copy_from_slice(codes);
+            record[matrix.scales as usize..][..scales.len()].copy_from_slice(scales);
+        }
+    }
 }
 
 /// Codes and scales of a matrix of a record, as they were in the source.

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::path::Path;
 
 use forebay_io::file::open_regular;
@@ -12,7 +13,7 @@ use sha2::{Digest, Sha256};
 use super::error::PackError;
 
 /// The files beside the weights that belong to a model.
-const SIDE_FILES: [&str; 6] = [
+pub const SIDE_FILES: [&str; 6] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -21,7 +22,7 @@ const SIDE_FILES: [&str; 6] = [
     "special_tokens_map.json",
 ];
 /// Pages of each weight file that go into the identity.
-const SAMPLES: u64 = 16;
+pub const SAMPLES: u64 = 16;
 /// Bytes of a page.
 const SAMPLE_BYTES: u64 = 4096;
 
@@ -30,16 +31,18 @@ pub fn side_files(dir: &Path) -> Result<Vec<SideFile>, PackError> {
     let there = SIDE_FILES.into_iter().filter(|name| dir.join(name).exists());
     let describe = |name: &str| {
         let path = dir.join(name);
-        let (mut sha, mut crc, mut size) = (Sha256::new(), 0, 0);
-        let mut each = |bytes: &[u8]| {
-            sha.update(bytes);
-            crc = crc32c::crc32c_append(crc, bytes);
-            size += bytes.len() as u64;
-        };
+        let mut all = Vec::new();
+        let mut each = |bytes: &[u8]| all.extend_from_slice(bytes);
         read_all(&path, &mut each).map_err(|cause| PackError::at("read", &path, cause))?;
-        Ok(SideFile { name: name.to_owned(), size, crc, sha256: sha.finalize().into() })
+        Ok(side_file(name, &all))
     };
     there.map(describe).collect()
+}
+
+/// A configuration file with these bytes.
+pub fn side_file(name: &str, bytes: &[u8]) -> SideFile {
+    let (size, crc, sha256) = (bytes.len() as u64, crc32c::crc32c(bytes), Sha256::digest(bytes).into());
+    SideFile { name: name.to_owned(), size, crc, sha256 }
 }
 
 /// Reads a regular file in pieces.
@@ -55,18 +58,36 @@ pub fn read_all(path: &Path, each: &mut dyn FnMut(&[u8])) -> std::io::Result<()>
 
 /// A digest over the configuration files, and the name, size, header and some pages of every weight file.
 pub fn identity(catalog: &Catalog, side_files: &[SideFile]) -> Result<[u8; 32], PackError> {
+    let mut sha = begin(side_files);
+    for shard in catalog.shards() {
+        add_name(&mut sha, &shard.name(), shard.size);
+        sample(&shard.path, shard.size, &mut sha)
+            .map_err(|cause| PackError::at("read", &shard.path, cause))?;
+    }
+    Ok(sha.finalize().into())
+}
+
+/// The digest after the configuration files.
+pub fn begin(side_files: &[SideFile]) -> Sha256 {
     let mut sha = Sha256::new_with_prefix(b"forebay pack 1\0");
     for file in side_files {
         sha.update(file.name.as_bytes());
         sha.update(file.sha256);
     }
-    for shard in catalog.shards() {
-        sha.update(shard.name().as_bytes());
-        sha.update(shard.size.to_le_bytes());
-        sample(&shard.path, shard.size, &mut sha)
-            .map_err(|cause| PackError::at("read", &shard.path, cause))?;
-    }
-    Ok(sha.finalize().into())
+    sha
+}
+
+/// Adds the name and the size of a weight file. What comes next is its header, the length in front of it included, and
+/// its [samples](sample_of).
+pub fn add_name(sha: &mut Sha256, name: &str, size: u64) {
+    sha.update(name.as_bytes());
+    sha.update(size.to_le_bytes());
+}
+
+/// The place of one of the [`SAMPLES`] pages of a file of `size` bytes.
+pub fn sample_of(size: u64, sample: u64) -> Range<u64> {
+    let first = size / SAMPLES * sample;
+    first..size.min(first + SAMPLE_BYTES)
 }
 
 /// The header's length and header, and pages all over the file: fine-tunes of one model have equal headers.
@@ -82,7 +103,9 @@ fn sample(path: &Path, size: u64, sha: &mut Sha256) -> std::io::Result<()> {
         Ok(())
     };
     take(0, u64::from_le_bytes(length).saturating_add(8).min(size))?;
-    (0..SAMPLES).try_for_each(|sample| take(size / SAMPLES * sample, SAMPLE_BYTES))
+    (0..SAMPLES)
+        .map(|sample| sample_of(size, sample))
+        .try_for_each(|page| take(page.start, page.end - page.start))
 }
 
 /// Repository, revision and digests, where the folder is one of the hub's cache: that one is named after the

@@ -7,10 +7,10 @@
 
 mod coded;
 mod error;
-mod expert;
+pub(crate) mod expert;
 mod folder;
-mod identity;
-mod plan;
+pub(crate) mod identity;
+pub(crate) mod plan;
 mod scan;
 mod unpack;
 mod verify;
@@ -20,6 +20,7 @@ pub use error::PackError;
 pub use unpack::unpack;
 pub use verify::{Finding, Problem, verify_native};
 pub use write::pack;
+pub(crate) use write::row_table;
 
 use forebay_core::CancelToken;
 use forebay_store::native::header::Header;

@@ -22,6 +22,7 @@ use super::identity;
 const RESIDENT: &str = "resident.fbw";
 
 /// A container to be written.
+#[derive(Debug)]
 pub struct Plan {
     /// Its header; checksums are still to come.
     pub header: Header,
@@ -37,7 +38,12 @@ impl Plan {
         let side_files = identity::side_files(dir)?;
         let identity = identity::identity(&snapshot.catalog, &side_files)?;
         let source = identity::source(&snapshot.catalog, dir);
-        let header = Header { identity, source, side_files, ..Header::default() };
+        Self::of(snapshot, Header { identity, source, side_files, ..Header::default() })
+    }
+
+    /// Plans the container of a model, which may be known by its headers only. `header` has what does not depend on its
+    /// tensors.
+    pub fn of(snapshot: &Snapshot, header: Header) -> Result<Self, PackError> {
         let mut plan = Self { header, tensors: Vec::new(), experts: Vec::new() };
         plan.header.files.push(DataFile { name: RESIDENT.to_owned(), size: 0, layer: None });
         let mtp = snapshot.mtp_part.as_ref().map(|_| snapshot.spec.layers.len());

@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 
 use super::identity::read_all;
 use super::scan::scan;
+use crate::convert::manifest::OWN;
 use crate::output::folder;
 
 /// Something that is not as it was written. `Display` is one line.
@@ -161,7 +162,8 @@ fn strays(dir: &Path, header: &Header) -> Vec<Finding> {
     ours.extend(header.files.iter().map(|file| file.name.as_str()));
     found
         .iter()
-        .filter(|name| !ours.contains(name.as_str()))
+        // The record of a conversion stays with what it made.
+        .filter(|name| !ours.contains(name.as_str()) && !name.starts_with(OWN))
         .map(|name| finding(name, Problem::Stray))
         .collect()
 }

@@ -295,6 +295,19 @@ fn residents(plan: &Plan, shards: &[Shard], out: &mut Output<'_>) -> Result<Vec<
     Ok(crcs)
 }
 
+/// The table of row checksums of a tensor of `plan`, read from where it says that the tensors are; `None` if the tensor
+/// has none.
+pub(crate) fn row_table(plan: &Plan, tensor: usize, shards: &[Shard]) -> Result<Option<Vec<u8>>, ReadError> {
+    let Some(mut rows) = RowSums::of(plan, &plan.header.tensors[tensor], shards)? else { return Ok(None) };
+    let (from, mut bytes) = (plan.tensors[tensor], Vec::new());
+    for first in (0..from.len).step_by(PIECE as usize) {
+        let piece = Extent { offset: from.offset + first, len: PIECE.min(from.len - first), ..from };
+        expert::read(shards, piece, &mut bytes)?;
+        rows.add(&bytes);
+    }
+    Ok(Some(rows.table))
+}
+
 /// Checksums of rows whose codes pass by.
 struct RowSums {
     row_bytes: usize,

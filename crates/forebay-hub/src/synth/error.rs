@@ -14,14 +14,6 @@ use crate::output::FileError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SynthError {
-    /// The format can be read but not written.
-    #[error(
-        "weights cannot be written as {format}; choose int8, int4-row, int4-gN, int2-row, bf16, f16 or f32"
-    )]
-    Format {
-        /// The format asked for.
-        format: Format,
-    },
     /// A reader would take the groups for others.
     #[error(
         "{asked} in matrices of {cols} columns would be read as {read}; choose another format or another width"

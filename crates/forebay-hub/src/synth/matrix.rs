@@ -54,6 +54,12 @@ impl Matrix {
         self.segments.iter().map(|segment| segment.rows).sum()
     }
 
+    /// Whether every band is a line of blocks of an FP8 matrix, which begins at a multiple of 128 rows.
+    pub fn is_blocked(&self) -> bool {
+        let before_last = self.segments.split_last().map_or(&[][..], |(_, rest)| rest);
+        before_last.iter().all(|segment| segment.rows.is_multiple_of(FP8_BLOCK))
+    }
+
     fn bands(&self) -> impl Iterator<Item = Band> + '_ {
         self.segments.iter().flat_map(|&Segment { rows, pool }| {
             let first_rows = (0..rows).step_by(FP8_BLOCK);
@@ -93,6 +99,10 @@ impl Matrix {
     pub fn scales(&self, pools: &BTreeMap<PoolKey, Pool>, seed: u64, bands: Range<usize>) -> Vec<u8> {
         let mut out: Vec<f32> = Vec::new();
         self.each_row(pools, seed, bands, |pool, draw, row| {
+            if self.format == Format::Fp8Block && row > 0 {
+                // All rows of a band share their line of blocks.
+                return;
+            }
             let unit = pool.key().unit() / pool.columns_per_scale();
             let scales = pool.scales(draw.band, usize::from(draw.rows[row]));
             // One scale for the whole row stays where it is.

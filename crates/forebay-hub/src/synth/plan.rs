@@ -229,15 +229,26 @@ fn stored(tuner: &Tuner<'_>, need: &TensorNeed, layer: usize) -> Result<Vec<Stor
         Format::F32 => ("F32", shape),
         Format::Bf16 => ("BF16", shape),
         Format::F16 => ("F16", shape),
+        Format::Fp8Block => ("F8_E4M3", shape),
         _ => ("U8", vec![payload]),
     };
-    let scale_name = format!("{name}.qs");
+    let (scale_name, scale_shape) = match format {
+        Format::Fp8Block => {
+            (format!("{name}_scale_inv"), vec![rows.div_ceil(FP8_BLOCK), cols.div_ceil(FP8_BLOCK)])
+        }
+        _ => (format!("{name}.qs"), vec![scales]),
+    };
     let source = Source::Codes(matrix.clone());
     let mut stored = vec![Stored { name, source, bytes: payload as u64, dtype, shape }];
     if scales > 0 {
         let source = Source::Scales(matrix);
-        let shape = vec![scales];
-        stored.push(Stored { name: scale_name, source, bytes: scale_bytes, dtype: "F32", shape });
+        stored.push(Stored {
+            name: scale_name,
+            source,
+            bytes: scale_bytes,
+            dtype: "F32",
+            shape: scale_shape,
+        });
     }
     Ok(stored)
 }

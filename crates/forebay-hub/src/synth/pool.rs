@@ -95,8 +95,14 @@ impl Pool {
     /// Draws and quantises `bands` bands with `threads` threads. The result depends on `key`, `bands` and
     /// `seed` alone.
     pub fn build(key: PoolKey, bands: usize, seed: u64, threads: usize) -> Result<Self, EncodeError> {
-        let one = encode(key.format(), 1, key.cols, &vec![0.0; key.cols])?;
-        let (row_bytes, row_scales) = (one.codes.len(), one.scales.len());
+        let (row_bytes, row_scales) = match key.format() {
+            // A band is a line of blocks; every row of it has the line's scales.
+            Format::Fp8Block => (key.cols, key.cols.div_ceil(FP8_BLOCK)),
+            format => {
+                let one = encode(format, 1, key.cols, &vec![0.0; key.cols])?;
+                (one.codes.len(), one.scales.len())
+            }
+        };
         let mut codes = vec![0; bands * FP8_BLOCK * row_bytes];
         let mut scales = vec![0.0; bands * FP8_BLOCK * row_scales];
         // Float formats have no scales; an empty piece for every band then.
@@ -151,7 +157,10 @@ impl Pool {
 
     /// Columns that share one scale.
     pub fn columns_per_scale(&self) -> usize {
-        columns_per_scale(self.key.format(), self.key.cols)
+        match self.key.format() {
+            Format::Fp8Block => FP8_BLOCK,
+            format => columns_per_scale(format, self.key.cols),
+        }
     }
 }
 
@@ -162,9 +171,15 @@ fn fill_band(
     codes: &mut [u8],
     scales: &mut [f32],
 ) -> Result<(), EncodeError> {
-    let values = band_values(key, seed, band);
     let row_bytes = codes.len() / FP8_BLOCK;
     let row_scales = scales.len() / FP8_BLOCK;
+    if key.format() == Format::Fp8Block {
+        let band = fp8_band(key, seed, band);
+        codes.copy_from_slice(&band.codes);
+        scales.chunks_exact_mut(row_scales).for_each(|row| row.copy_from_slice(&band.multipliers));
+        return Ok(());
+    }
+    let values = band_values(key, seed, band);
     for (r, row) in values.chunks_exact(key.cols).enumerate() {
         let encoded = encode(key.format(), 1, key.cols, row)?;
         codes[r * row_bytes..(r + 1) * row_bytes].copy_from_slice(&encoded.codes);
@@ -173,8 +188,24 @@ fn fill_band(
     Ok(())
 }
 
+/// A line of blocks of an FP8 checkpoint.
+struct Fp8Band {
+    /// Row after row.
+    codes: Vec<u8>,
+    /// One for each block.
+    multipliers: Vec<f32>,
+}
+
 /// The weights of a band as an FP8 checkpoint holds them: code times its block's multiplier.
 pub fn band_values(key: &PoolKey, seed: u64, band: usize) -> Vec<f32> {
+    let Fp8Band { codes, multipliers } = fp8_band(key, seed, band);
+    let decoded: [f32; 256] = std::array::from_fn(|code| fp8_e4m3_to_f32(code as u8));
+    let value =
+        |(at, code): (usize, &u8)| decoded[usize::from(*code)] * multipliers[at % key.cols / FP8_BLOCK];
+    codes.iter().enumerate().map(value).collect()
+}
+
+fn fp8_band(key: &PoolKey, seed: u64, band: usize) -> Fp8Band {
     let mut values = vec![0.0; FP8_BLOCK * key.cols];
     key.stream(seed, band).fill_normal(&mut values, 0.0, f32::from_bits(key.std));
     for row in values.chunks_exact_mut(key.cols) {
@@ -183,17 +214,18 @@ pub fn band_values(key: &PoolKey, seed: u64, band: usize) -> Vec<f32> {
         let shift = f32::from_bits(key.mean) - found as f32;
         row.iter_mut().for_each(|value| *value += shift);
     }
-    let decoded: [f32; 256] = std::array::from_fn(|code| fp8_e4m3_to_f32(code as u8));
+    let (mut codes, mut multipliers) = (vec![0; values.len()], Vec::new());
     for first in (0..key.cols).step_by(FP8_BLOCK) {
         let here = first..key.cols.min(first + FP8_BLOCK);
         let rows = || values.chunks_exact(key.cols).map(|row| &row[here.clone()]);
         let largest = rows().flatten().fold(0f32, |m, v| m.max(v.abs()));
         let multiplier = (largest / FP8_MAX).max(f32::MIN_POSITIVE);
-        for row in values.chunks_exact_mut(key.cols) {
-            for value in &mut row[here.clone()] {
-                *value = decoded[usize::from(f32_to_fp8_e4m3(*value / multiplier))] * multiplier;
+        for (row, codes) in values.chunks_exact(key.cols).zip(codes.chunks_exact_mut(key.cols)) {
+            for (value, code) in row[here.clone()].iter().zip(&mut codes[here.clone()]) {
+                *code = f32_to_fp8_e4m3(*value / multiplier);
             }
         }
+        multipliers.push(multiplier);
     }
-    values
+    Fp8Band { codes, multipliers }
 }

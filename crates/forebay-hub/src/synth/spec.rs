@@ -1,6 +1,7 @@
 //! What is asked for, and the `config.json` that says it.
 
 use forebay_core::Format;
+use forebay_core::format::FP8_BLOCK;
 use forebay_model::ModelSpec;
 use forebay_model::families::glm;
 use forebay_store::config::ConfigFile;
@@ -130,7 +131,7 @@ impl SynthSpec {
     /// The text of `config.json`.
     pub fn config(&self, text: &TextFiles) -> Value {
         let Self { dims: d, dense, moe, .. } = self;
-        json!({
+        let mut config = json!({
             "architectures": ["GlmMoeDsaForCausalLM"],
             "model_type": glm::MODEL_TYPE,
             "attention_bias": false,
@@ -172,14 +173,20 @@ impl SynthSpec {
             "topk_method": "noaux_tc",
             "v_head_dim": d.value,
             "vocab_size": d.vocab,
-        })
+        });
+        if self.format == Format::Fp8Block {
+            config["quantization_config"] = json!({
+                "activation_scheme": "dynamic",
+                "fmt": "e4m3",
+                "quant_method": "fp8",
+                "weight_block_size": [FP8_BLOCK, FP8_BLOCK],
+            });
+        }
+        config
     }
 
     /// The model that the config describes, checked as every config is.
     pub fn model(&self, text: &TextFiles) -> Result<ModelSpec, SynthError> {
-        if self.format == Format::Fp8Block {
-            return Err(SynthError::Format { format: self.format });
-        }
         if self.dims.vocab < text.tokens {
             return Err(SynthError::Vocabulary { vocab: self.dims.vocab, tokens: text.tokens });
         }

@@ -10,7 +10,7 @@
 
 use forebay_core::Format;
 use forebay_model::ModelSpec;
-use forebay_model::families::roles::TensorNeed;
+use forebay_model::families::roles::{Role, TensorNeed};
 use forebay_model::spec::FfnKind;
 
 use super::matrix::{Matrix, Segment};
@@ -116,10 +116,22 @@ pub struct Tuner<'a> {
 impl Tuner<'_> {
     /// The filling of a tensor of `layer`; for global tensors `layer` does not matter.
     pub fn filling(&self, need: &TensorNeed, rows: usize, cols: usize, layer: usize) -> Filling {
-        let format = match self.format.is_integer() {
-            true => need.role.quantised(Format::F32, self.format),
-            false => self.format,
+        let format = match (self.format, need.role) {
+            (format, role) if format.is_integer() => role.quantised(Format::F32, format),
+            // As FP8 checkpoints have them.
+            (Format::Fp8Block, Role::Embedding | Role::Head) => Format::Bf16,
+            (format, _) => format,
         };
+        match self.filled(need, rows, cols, layer, format) {
+            // Its parts do not end where blocks do.
+            Filling::Matrix(matrix) if format == Format::Fp8Block && !matrix.is_blocked() => {
+                self.filled(need, rows, cols, layer, Format::Bf16)
+            }
+            filling => filling,
+        }
+    }
+
+    fn filled(&self, need: &TensorNeed, rows: usize, cols: usize, layer: usize, format: Format) -> Filling {
         let (name, stream) = (need.name.clone(), Stream::at(self.spec, layer));
         let pool = |std, mean| PoolKey::new(cols, format, std, mean);
         // Keeps the size of a random input.

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 
 use forebay_core::{CancelToken, Format};
 use forebay_engine::{Engine, EngineOptions, Session};
-use forebay_hub::convert::{ConvertError, Converted, Job, LocalFolder, Options, Source, SourceFile, Targets};
+use forebay_hub::convert::{
+    ConvertError, Converted, Job, LocalFolder, Options, ResultKind, Source, SourceFile, Targets,
+};
 use forebay_store::catalog::Catalog;
 use serde_json::{Value, json};
 
@@ -31,7 +33,7 @@ pub fn copy(case: &str) -> tempfile::TempDir {
 }
 
 pub fn options(targets: Targets) -> Options {
-    Options { targets, mtp: true, indexer: true, margin: 0, threads: 2 }
+    Options { targets, kind: ResultKind::Reference, mtp: true, indexer: true, margin: 0, threads: 2 }
 }
 
 pub fn int4_g64() -> Options {

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use forebay_core::{ByteSize, Format};
-use forebay_hub::convert::{DEFAULT_MARGIN, Targets};
+use forebay_hub::convert::{DEFAULT_MARGIN, ResultKind, Targets};
 
 use super::HubArgs;
 
@@ -45,13 +45,17 @@ pub struct ConvertArgs {
     /// The folder to write to: a new or empty one, or one where the same command was stopped
     #[arg(value_name = "DST")]
     pub out: PathBuf,
-    /// For a GGUF file: the folder with the original model's tokenizer.json (and chat template, if it has one)
+    /// For a GGUF file: the folder with the original model's tokenizer.json (and chat template, if it has one); not
+    /// needed if the file's metadata say that text is cut as by GLM (glm4, chatglm-bpe)
     #[arg(long, value_name = "DIR")]
     pub tokenizer: Option<PathBuf>,
     /// Format of routed experts, shared experts and dense layers: int4-g64 (or g16 to g256), int4-row, int8, int2-row,
     /// bf16, f16 or f32
-    #[arg(long, value_name = "FORMAT", default_value = "int4-g64")]
+    #[arg(long, value_name = "FORMAT", default_value = "int4-g64", value_parser = weights)]
     pub to: Format,
+    /// What is written
+    #[arg(long, value_enum, default_value_t = Container::Reference)]
+    pub container: Container,
     /// Format of routed experts [default: that of --to]
     #[arg(long, value_name = "FORMAT")]
     pub experts: Option<Format>,
@@ -96,6 +100,32 @@ pub struct ConvertArgs {
     /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,
+}
+
+/// What a conversion writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Container {
+    /// Safetensors files, which the reference engine reads too
+    Reference,
+    /// Forebay's own container: what `forebay pack` would make of the other one, without the other one ever being there
+    Forebay,
+}
+
+impl From<Container> for ResultKind {
+    fn from(container: Container) -> Self {
+        match container {
+            Container::Reference => Self::Reference,
+            Container::Forebay => Self::Forebay,
+        }
+    }
+}
+
+/// A format of weights; that of files is another matter.
+fn weights(text: &str) -> Result<Format, String> {
+    match text {
+        "forebay" => Err("that is a container, not a format of weights: give --container forebay".to_owned()),
+        _ => text.parse().map_err(|error: forebay_core::format::ParseFormatError| error.to_string()),
+    }
 }
 
 impl ConvertArgs {

@@ -1,5 +1,6 @@
 //! `forebay convert`: a checkpoint, here or on a hub, becomes a model of small integers.
 
+mod checked;
 mod quality;
 
 use std::path::Path;
@@ -11,11 +12,10 @@ use forebay_hub::convert::{
     ConvertError, Converted, GgufModel, GgufSourceError, HubSource, Job, LocalFolder, Loss, Options, Source,
 };
 use forebay_hub::get::{Hub, Watch, parse_reference};
-use forebay_hub::verify::census;
 use forebay_kernels::Team;
 use serde_json::{Map, Value, json};
 
-use crate::args::ConvertArgs;
+use crate::args::{Container, ConvertArgs};
 use crate::console::{self, Output};
 use crate::failure::{Exit, Failure};
 use crate::get::{Notes, surroundings};
@@ -23,7 +23,7 @@ use crate::interrupt::Interrupt;
 use crate::outputs::check_apart;
 use crate::progress::{Progress, Unit};
 use crate::prompt;
-use crate::verify;
+use checked::Checked;
 
 /// Runs the verb.
 pub fn run(args: &ConvertArgs) -> Result<(), Failure> {
@@ -39,12 +39,21 @@ pub fn run(args: &ConvertArgs) -> Result<(), Failure> {
     }
     let done = interrupt.during(|cancel| match source {
         Given::Folder => begun.convert(&mut LocalFolder::new(&args.source), cancel),
-        Given::Gguf => begun.convert(&mut GgufModel::open(&args.source, args.tokenizer.as_deref())?, cancel),
+        Given::Gguf => {
+            let mut model = GgufModel::open(&args.source, args.tokenizer.as_deref())?;
+            if args.tokenizer.is_none() {
+                console::note(
+                    "the tokenizer is made from the file's metadata, which name GLM's way to cut a text; \
+                     --tokenizer DIR takes the original one",
+                );
+            }
+            begun.convert(&mut model, cancel)
+        }
         Given::Repository => begun.fetch_and_convert(cancel),
     });
     drop(progress);
     let (Some(done), time) = (done?, started.elapsed()) else { return Ok(()) };
-    let report = census(&args.out);
+    let report = Checked::of(&args.out);
     let source = args.source.is_dir().then_some(args.source.as_path());
     let quality = match &text {
         Some(text) if report.is_sound() => {
@@ -65,10 +74,9 @@ pub fn run(args: &ConvertArgs) -> Result<(), Failure> {
             "quality": quality.as_ref().map(quality::Quality::json),
         }))?,
         false => {
-            let mut shown =
-                summary(&args.out, &done, time) + &losses_text(&done) + &verify::describe(&report);
+            let mut shown = summary(args, &done, time) + &losses_text(&done) + &report.description();
             shown.extend(quality.map(|quality| quality.text()));
-            out.write(&(shown + &verify::verdict(&report, false)))?;
+            out.write(&(shown + &report.verdict()))?;
         }
     }
     match report.is_sound() {
@@ -144,7 +152,8 @@ impl Begun<'_> {
         let args = self.args;
         let threads = args.threads.map_or_else(Team::default_threads, usize::from).max(1);
         let (mtp, indexer) = (!args.skip_mtp, !args.skip_indexer);
-        let options = Options { targets: args.targets(), mtp, indexer, margin: args.margin.0, threads };
+        let kind = args.container.into();
+        let options = Options { targets: args.targets(), kind, mtp, indexer, margin: args.margin.0, threads };
         let looking = Progress::start("reading headers", Unit::Bytes, 0);
         let job = Job::new(source, options)?;
         drop(looking);
@@ -159,8 +168,8 @@ impl Begun<'_> {
         }
         console::diagnose(&format!(
             "writing {} with {threads} threads and at most {} of memory\n",
-            ByteSize(job.plan.bytes()),
-            ByteSize(job.plan.memory_bound(threads)),
+            ByteSize(job.result_bytes()),
+            ByteSize(job.memory_bound(threads)),
         ));
         let progress =
             self.progress.get_or_init(|| Progress::start("converting", Unit::Bytes, job.plan.bytes()));
@@ -186,15 +195,20 @@ fn losses_json(done: &Converted) -> Value {
     done.losses.iter().map(|(role, of)| (role.to_string(), loss(of))).collect::<Map<_, _>>().into()
 }
 
-fn summary(dir: &Path, done: &Converted, time: Duration) -> String {
-    let (dir, bytes) = (dir.display(), ByteSize(done.bytes));
+fn summary(args: &ConvertArgs, done: &Converted, time: Duration) -> String {
+    let (dir, bytes) = (args.out.display(), ByteSize(done.bytes));
+    // A container has a file for every layer; what is converted at a time is a file of the source all the same.
+    let unit = match args.container {
+        Container::Reference => "weight files",
+        Container::Forebay => "steps",
+    };
     match (done.written, done.kept) {
-        (0, files) => format!("{dir}: complete already, {bytes} in {files} weight files\n"),
-        (files, 0) => {
+        (0, steps) => format!("{dir}: complete already, {bytes} in {steps} {unit}\n"),
+        (steps, 0) => {
             let rate = ByteSize((done.bytes as f64 / time.as_secs_f64().max(1e-3)) as u64);
-            format!("{dir}: wrote {bytes} in {files} weight files, {rate}/s\n")
+            format!("{dir}: wrote {bytes} in {steps} {unit}, {rate}/s\n")
         }
-        (files, kept) => format!("{dir}: wrote {files} weight files, {kept} were there; {bytes} in all\n"),
+        (steps, kept) => format!("{dir}: wrote {steps} {unit}, {kept} were there; {bytes} in all\n"),
     }
 }
 
@@ -211,24 +225,24 @@ fn plan_text(dir: &Path, job: &Job, threads: usize) -> String {
          peak disk           {} ({room})\n\
          memory              at most {} with {threads} threads\n",
         ByteSize(read),
-        ByteSize(plan.bytes()),
-        plan.outputs.len(),
+        ByteSize(job.result_bytes()),
+        job.result_files().len(),
         dir.display(),
         ByteSize(job.disk_bytes()),
-        ByteSize(plan.memory_bound(threads)),
+        ByteSize(job.memory_bound(threads)),
     )
 }
 
 fn plan_json(job: &Job, threads: usize) -> Value {
     let plan = &job.plan;
-    let files = plan.outputs.iter().map(|output| json!({"name": output.name, "bytes": output.bytes}));
+    let files = job.result_files().into_iter().map(|(name, bytes)| json!({"name": name, "bytes": bytes}));
     json!({
         "read_bytes": plan.read_bytes,
-        "bytes": plan.bytes(),
+        "bytes": job.result_bytes(),
         "fetch_bytes": job.fetch_bytes(),
         "peak_disk_bytes": job.disk_bytes(),
         "streamed_peak_disk_bytes": job.streamed_disk_bytes(),
-        "memory_bound_bytes": plan.memory_bound(threads),
+        "memory_bound_bytes": job.memory_bound(threads),
         "threads": threads,
         "files": files.collect::<Vec<_>>(),
         "notes": plan.notes,
@@ -239,11 +253,15 @@ impl From<ConvertError> for Failure {
     fn from(error: ConvertError) -> Self {
         let error = match error {
             ConvertError::Get(error) => return error.into(),
+            ConvertError::Pack(error) => return error.into(),
             other => other,
         };
         let exit = match &error {
             ConvertError::Gguf { error, .. }
-                if matches!(**error, GgufSourceError::NoTokenizer | GgufSourceError::Tokenizer { .. }) =>
+                if matches!(
+                    **error,
+                    GgufSourceError::NoTokenizer { .. } | GgufSourceError::Tokenizer { .. }
+                ) =>
             {
                 Exit::Usage
             }

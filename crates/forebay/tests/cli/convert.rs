@@ -6,15 +6,21 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use forebay_testkit::disk::SmallDisk;
 use tempfile::TempDir;
 
 use crate::support::{Done, arg, command, demo, forebay};
 
 /// A BF16 checkpoint of some ten megabytes in several files, with MTP layer and indexer.
 pub fn checkpoint() -> TempDir {
+    checkpoint_in("bf16")
+}
+
+/// The same in another format.
+pub fn checkpoint_in(format: &str) -> TempDir {
     let dir = TempDir::new().unwrap();
     let shape = ["--shape", "tiny", "--experts", "12", "--dense", "1", "--moe", "1", "--expert-width", "128"];
-    let more = ["--mtp", "--dsa", "--format", "bf16", "--file-size", "2M"];
+    let more = ["--mtp", "--dsa", "--format", format, "--file-size", "2M"];
     forebay(&[&["synth", arg(dir.path())][..], &shape, &more].concat()).ok();
     dir
 }
@@ -100,12 +106,21 @@ fn digests_are_recorded_only_when_asked() {
     assert!(shown.contains("MTP layer           complete: dense int8 x"), "{shown}");
 }
 
-/// kill -9 at 50 moments spread over the whole run, each time in the middle of whatever it is doing.
 #[test]
 fn killed_anywhere_it_goes_on_to_the_same_bytes() {
-    let (source, whole) = (checkpoint(), TempDir::new().unwrap());
+    killed(&checkpoint(), &[]);
+}
+
+#[test]
+fn killed_anywhere_on_the_way_from_fp8_to_a_container_it_goes_on_to_the_same_bytes() {
+    killed(&checkpoint_in("fp8-e4m3"), &["--container", "forebay"]);
+}
+
+/// kill -9 at 50 moments spread over the whole run, each time in the middle of whatever it is doing.
+fn killed(source: &TempDir, more: &[&str]) {
+    let whole = TempDir::new().unwrap();
     let started = Instant::now();
-    forebay(&convert(source.path(), whole.path(), &[])).ok();
+    forebay(&convert(source.path(), whole.path(), more)).ok();
     let once = started.elapsed();
     let want = model_files(whole.path());
     let (mut kills, mut rounds, mut seed) = (0, 0, 12345u32);
@@ -114,7 +129,7 @@ fn killed_anywhere_it_goes_on_to_the_same_bytes() {
         rounds += 1;
         assert!(rounds < 400, "only {kills} kills");
         loop {
-            let run = command(&convert(source.path(), out.path(), &[]))
+            let run = command(&convert(source.path(), out.path(), more))
                 .stdout(Stdio::null())
                 .stderr(Stdio::null())
                 .spawn();
@@ -138,7 +153,7 @@ fn killed_anywhere_it_goes_on_to_the_same_bytes() {
                 );
             }
             if kills >= 50 {
-                forebay(&convert(source.path(), out.path(), &[])).ok();
+                forebay(&convert(source.path(), out.path(), more)).ok();
                 break;
             }
         }
@@ -147,6 +162,69 @@ fn killed_anywhere_it_goes_on_to_the_same_bytes() {
         assert!(found == want, "after {kills} kills");
     }
     println!("{kills} kills in {rounds} conversions of about {once:?}");
+}
+
+/// Straight into a container: what converting and then packing make, and what answers as they do.
+#[test]
+fn a_container_is_what_packing_the_result_would_have_made() {
+    let source = checkpoint_in("fp8-e4m3");
+    let [between, packed, out] = [(); 3].map(|()| TempDir::new().unwrap());
+    forebay(&convert(source.path(), between.path(), &[])).ok();
+    forebay(&["pack", arg(between.path()), arg(packed.path()), "--margin", "0"]).ok();
+    let asked = ["--container", "forebay", "--json"];
+    let plan = forebay(&convert(source.path(), out.path(), &[&asked[..], &["--plan"]].concat())).ok().json();
+    let done = forebay(&convert(source.path(), out.path(), &asked)).ok().json();
+    assert_eq!((&done["bytes"], &done["census"]["sound"]), (&plan["bytes"], &true.into()), "{done:#}");
+    assert_eq!(plan["peak_disk_bytes"], done["bytes"], "the files in between are never there");
+    assert!(model_files(out.path()) == model_files(packed.path()));
+    assert!(plan["files"].to_string().contains("experts-001.fbw"), "{plan}");
+    let again = forebay(&convert(source.path(), out.path(), &asked)).ok().json();
+    assert_eq!(again["files_written"], 0);
+    forebay(&convert(source.path(), out.path(), &[])).fails(2, &["container", "forebay", "reference"]);
+    // Moved, and the record of the conversion with it.
+    forebay(&["verify", arg(out.path()), "--hash"]).ok();
+    let answer = forebay(&["run", "--model", arg(out.path()), "--max-tokens", "3", "hello"]).ok();
+    assert!(!answer.stdout.is_empty());
+    let wrong = forebay(&convert(source.path(), out.path(), &["--to", "forebay"]));
+    assert!(wrong.code == 2 && wrong.stderr.contains("--container forebay"), "{wrong:#?}");
+}
+
+/// A full disk ends it with an error that says what to do, and then it goes on.
+#[test]
+fn a_full_disk_ends_it_with_a_message_and_it_goes_on() {
+    let (source, model) = (checkpoint(), TempDir::new().unwrap());
+    forebay(&convert(source.path(), model.path(), &[])).ok();
+    let Some(disk) = SmallDisk::new(60_000_000) else { return };
+    let commands: [(&str, &Path, &[&str]); 3] = [
+        ("convert", source.path(), &[]),
+        ("convert", source.path(), &["--container", "forebay"]),
+        ("pack", model.path(), &[]),
+    ];
+    for (number, (verb, from, more)) in commands.into_iter().enumerate() {
+        let [whole, out] = ["whole", "out"].map(|name| disk.path().join(format!("{name}{number}")));
+        let args = |to| [&[verb, arg(from), to, "--margin", "0"][..], more].concat();
+        forebay(&args(arg(&whole))).ok();
+        let mut stops = 0;
+        for wait in 0..200 {
+            let child =
+                command(&args(arg(&out))).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+            std::thread::sleep(Duration::from_millis(wait));
+            disk.fill();
+            let done = Done::of(child.wait_with_output().unwrap());
+            disk.empty();
+            if done.code == 0 {
+                break;
+            }
+            done.fails(1, &["free"]);
+            stops += 1;
+        }
+        println!("{verb} {more:?}: {stops} full disks");
+        forebay(&args(arg(&out))).ok();
+        assert!(model_files(&out) == model_files(&whole), "{verb} {more:?}");
+        for dir in [whole, out] {
+            fs::remove_dir_all(dir).unwrap();
+        }
+    }
 }
 
 /// The most memory a process had, in bytes.
@@ -161,7 +239,7 @@ fn peak(id: u32) -> Option<u64> {
 #[cfg(target_os = "linux")]
 #[test]
 fn memory_stays_below_what_is_announced() {
-    let (source, out) = (checkpoint(), TempDir::new().unwrap());
+    let source = checkpoint();
     // A dense layer of 300 MB in a file that is all zeros and takes no disk.
     let path = source.path().join("config.json");
     let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -184,27 +262,29 @@ fn memory_stays_below_what_is_announced() {
     fs::write(&zeros, [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()).unwrap();
     let file = fs::OpenOptions::new().write(true).open(&zeros).unwrap();
     file.set_len(8 + text.len() as u64 + 3 * each).unwrap();
-    let plan =
-        forebay(&convert(source.path(), out.path(), &["--plan", "--json", "--threads", "2"])).ok().json();
-    let bound = plan["memory_bound_bytes"].as_u64().unwrap();
-    assert!(3 * each > 2 * bound, "the source of {} must be far larger than {bound}", 3 * each);
-    let mut run = command(&convert(source.path(), out.path(), &["--threads", "2"]))
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut most = 0;
-    while run.try_wait().unwrap().is_none() {
-        most = most.max(peak(run.id()).unwrap_or(0));
-        std::thread::sleep(Duration::from_millis(5));
+    for more in [&[][..], &["--container", "forebay"]] {
+        let out = TempDir::new().unwrap();
+        let args = [&["--threads", "2"], more].concat();
+        let plan = forebay(&convert(source.path(), out.path(), &[&args[..], &["--plan", "--json"]].concat()));
+        let plan = plan.ok().json();
+        let bound = plan["memory_bound_bytes"].as_u64().unwrap();
+        assert!(3 * each > 2 * bound, "the source of {} must be far larger than {bound}", 3 * each);
+        let mut run =
+            command(&convert(source.path(), out.path(), &args)).stdout(Stdio::null()).spawn().unwrap();
+        let mut most = 0;
+        while run.try_wait().unwrap().is_none() {
+            most = most.max(peak(run.id()).unwrap_or(0));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(run.wait().unwrap().success());
+        println!("{most} bytes at most, {bound} announced {more:?}");
+        assert!(most > 0 && most <= bound, "{most} bytes, {bound} announced");
+        // The disk: what was planned, and files of a few kilobytes.
+        let total: u64 =
+            fs::read_dir(out.path()).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum();
+        let planned = plan["peak_disk_bytes"].as_u64().unwrap();
+        assert!(total >= planned && total < planned + 2_000_000, "{total} of {planned}");
     }
-    assert!(run.wait().unwrap().success());
-    println!("{most} bytes at most, {bound} announced");
-    assert!(most > 0 && most <= bound, "{most} bytes, {bound} announced");
-    // The disk: what was planned, and files of a few kilobytes.
-    let total: u64 =
-        fs::read_dir(out.path()).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum();
-    let planned = plan["peak_disk_bytes"].as_u64().unwrap();
-    assert!(total >= planned && total < planned + 2_000_000, "{total} of {planned}");
 }
 
 /// Gives tensors another name of the same length.

@@ -8,13 +8,13 @@ use std::time::Duration;
 use forebay_testkit::hub::{COMMIT, Hub, REPO};
 use tempfile::TempDir;
 
-use crate::convert::{checkpoint, model_files};
+use crate::convert::{checkpoint_in, model_files};
 use crate::support::{Done, arg, forebay, online};
 
-/// A checkpoint on a hub, and what a local conversion makes of it.
-fn published() -> (Hub, BTreeMap<String, Vec<u8>>, u64) {
-    let (source, whole) = (checkpoint(), TempDir::new().unwrap());
-    forebay(&["convert", arg(source.path()), arg(whole.path()), "--margin", "0"]).ok();
+/// A checkpoint on a hub, and what a local conversion with these options makes of it.
+fn published(format: &str, more: &[&str]) -> (Hub, BTreeMap<String, Vec<u8>>, u64) {
+    let (source, whole) = (checkpoint_in(format), TempDir::new().unwrap());
+    forebay(&[&["convert", arg(source.path()), arg(whole.path()), "--margin", "0"], more].concat()).ok();
     let files = fs::read_dir(source.path()).unwrap().map(|entry| entry.unwrap());
     let files = files
         .filter(|entry| entry.file_type().unwrap().is_file())
@@ -31,7 +31,7 @@ fn args<'a>(hub: &'a Hub, out: &'a TempDir, more: &[&'a str]) -> Vec<&'a str> {
 
 #[test]
 fn a_checkpoint_on_a_hub_becomes_the_same_model() {
-    let (hub, want, bytes) = published();
+    let (hub, want, bytes) = published("bf16", &[]);
     let out = TempDir::new().unwrap();
     let run = |more: &[&str]| Done::of(online(&args(&hub, &out, more)).output().unwrap());
     let plan = run(&["--plan", "--json"]).ok().json();
@@ -54,7 +54,7 @@ fn a_checkpoint_on_a_hub_becomes_the_same_model() {
 
 #[test]
 fn what_is_neither_a_folder_nor_a_repository_is_said() {
-    let (hub, _, _) = published();
+    let (hub, _, _) = published("bf16", &[]);
     let out = TempDir::new().unwrap();
     let run = |source: &str, more: &[&str]| {
         let args = ["convert", source, arg(out.path()), "--endpoint", &hub.url, "--margin", "0"];
@@ -73,15 +73,15 @@ fn what_is_neither_a_folder_nor_a_repository_is_said() {
 
 /// kill -9 at moments spread over fetching and converting: it ends with the same bytes, and what had arrived of a file is
 /// not fetched again.
-#[test]
-fn killed_anywhere_it_goes_on_to_the_same_bytes() {
-    let (hub, want, bytes) = published();
+fn killed(format: &str, more: &[&str]) {
+    let (hub, want, bytes) = published(format, more);
+    let options = [&["--connections", "2"], more].concat();
     let (mut out, mut kills, mut rounds, mut random) = (TempDir::new().unwrap(), 0, 1u64, 11u64);
-    while kills < 20 {
+    while kills < 50 {
         hub.faults(|faults| faults.rate = Some(8_000_000));
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let kill_at = hub.served() + (random >> 33) % (bytes / 4);
-        let command = &mut online(&args(&hub, &out, &["--connections", "2"]));
+        let command = &mut online(&args(&hub, &out, &options));
         let mut run = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         std::thread::sleep(Duration::from_millis((random >> 40) % 60));
         let ended = loop {
@@ -109,9 +109,20 @@ fn killed_anywhere_it_goes_on_to_the_same_bytes() {
         }
     }
     // No killed run was given the bytes of the first file and the headers: it came in parts, which were kept.
-    assert!(rounds > 1 || out.path().join("out-00000.safetensors").exists(), "after {kills} kills");
+    let first = ["out-00000.safetensors", "forebay-convert.parts/00000.made"];
+    assert!(rounds > 1 || first.iter().any(|name| out.path().join(name).exists()), "after {kills} kills");
     hub.faults(|faults| faults.rate = None);
-    let done = Done::of(online(&args(&hub, &out, &[])).output().unwrap()).ok();
+    let done = Done::of(online(&args(&hub, &out, more)).output().unwrap()).ok();
     assert!(model_files(out.path()) == want, "{done:#?}");
     println!("{kills} kills, {rounds} rounds of {bytes} bytes: {} served", hub.served());
+}
+
+#[test]
+fn killed_anywhere_it_goes_on_to_the_same_bytes() {
+    killed("bf16", &[]);
+}
+
+#[test]
+fn killed_anywhere_on_the_way_from_fp8_to_a_container_it_goes_on_to_the_same_bytes() {
+    killed("fp8-e4m3", &["--container", "forebay"]);
 }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::GgufSourceError;
 use super::names::INDEX_KEY;
-use crate::gguf::header::TOKENS;
+use crate::gguf::header::{MERGES, TOKEN_TYPES, TOKENS};
 use crate::gguf::{Info, Value};
 
 /// Architectures whose tensors [`names`](super::names) knows. The second is that of other models too; one without
@@ -45,7 +45,7 @@ impl<'a> Metadata<'a> {
             None => "missing".to_owned(),
             Some(Value::Integer(n)) => n.to_string(),
             Some(Value::Text(text)) => format!("{:?}", text.chars().take(60).collect::<String>()),
-            Some(Value::Texts(_) | Value::Array(_)) => "a list".to_owned(),
+            Some(Value::Texts(_) | Value::Integers(_) | Value::Array(_)) => "a list".to_owned(),
             Some(Value::Single(x)) => x.to_string(),
             Some(Value::Double(x)) => x.to_string(),
             Some(Value::Bool(b)) => b.to_string(),
@@ -201,6 +201,30 @@ impl<'a> Metadata<'a> {
             map.insert(ours.to_owned(), json!(self.integer(theirs)?));
         }
         Ok(())
+    }
+
+    /// A text that has no architecture in its key.
+    pub fn text(&self, key: &str) -> Option<&'a str> {
+        match self.values.get(key) {
+            Some(Value::Text(text)) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// What is joined with what, if the file says so.
+    pub fn merges(&self) -> Option<&'a [String]> {
+        match self.values.get(MERGES) {
+            Some(Value::Texts(merges)) => Some(merges),
+            _ => None,
+        }
+    }
+
+    /// The kinds of the tokens, if the file has them.
+    pub fn token_types(&self) -> Option<&'a [i32]> {
+        match self.values.get(TOKEN_TYPES) {
+            Some(Value::Integers(types)) => Some(types),
+            _ => None,
+        }
     }
 
     /// The vocabulary, if the file has one.

@@ -1,12 +1,13 @@
 //! A GGUF file, or a model split into several, as a source.
 //!
-//! - `config`: the metadata as a `config.json`. [`names`]: the tensors by the names they have here.
+//! - `config`: the metadata as a `config.json`. `tokenizer`: as a `tokenizer.json`. [`names`]: the tensors by the names they have here.
 //!
 //! Every layer of a file counts as a weight file of its own, so that a stopped conversion goes on behind the last
 //! complete layer even if the model is a single file. docs/convert.md says what is read and what is refused.
 
 mod config;
 pub mod names;
+mod tokenizer;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -81,12 +82,15 @@ pub enum GgufSourceError {
         /// What is wrong.
         what: String,
     },
-    /// The tokenizer was not named.
+    /// The tokenizer was not named, and cannot be made from the metadata.
     #[error(
-        "a tokenizer made from GGUF metadata might split text another way; give the folder with the tokenizer.json of \
-         the original model: --tokenizer DIR"
+        "no tokenizer can be made from the metadata: {what}; give the folder with the tokenizer.json of the original \
+         model: --tokenizer DIR"
     )]
-    NoTokenizer,
+    NoTokenizer {
+        /// Why not.
+        what: String,
+    },
     /// The tokenizer is not this model's.
     #[error("{}: {what}; give the folder of the model that this GGUF file was made from", dir.display())]
     Tokenizer {
@@ -110,15 +114,25 @@ struct Part {
 #[derive(Debug)]
 pub struct GgufModel {
     path: PathBuf,
-    tokenizer: LocalFolder,
+    texts: Texts,
     parts: Vec<Part>,
     config: Vec<u8>,
     /// By weight file of the source: the part it lies in.
     files: Vec<usize>,
 }
 
+/// Where tokenizer and template come from.
+#[derive(Debug)]
+enum Texts {
+    /// The folder of the original model.
+    Folder(LocalFolder),
+    /// The metadata.
+    Made { tokenizer: Vec<u8>, template: Option<Vec<u8>> },
+}
+
 impl GgufModel {
-    /// The model whose first file is `path`, with the tokenizer of the folder `tokenizer`.
+    /// The model whose first file is `path`, with the tokenizer of the folder `tokenizer`, or one made from the
+    /// metadata.
     ///
     /// # Errors
     /// If a file, the architecture, a type or a tensor is not one that can be read, or the tokenizer is another's.
@@ -132,10 +146,18 @@ impl GgufModel {
         check_split(&parts).map_err(at(path))?;
         let tensors: Vec<&Info> = parts.iter().flat_map(|part| &part.header.tensors).collect();
         let config = metadata.config(&tensors).map_err(at(path))?;
-        let dir = tokenizer.ok_or(GgufSourceError::NoTokenizer).map_err(at(path))?;
-        let mut tokenizer = LocalFolder::new(dir);
-        check_tokenizer(&mut tokenizer, dir, metadata.tokens())?;
-        Ok(Self { path: path.to_owned(), tokenizer, parts, config, files: Vec::new() })
+        let texts = match tokenizer {
+            Some(dir) => {
+                let mut folder = LocalFolder::new(dir);
+                check_tokenizer(&mut folder, dir, metadata.tokens())?;
+                Texts::Folder(folder)
+            }
+            None => {
+                let template = metadata.text("tokenizer.chat_template").map(|text| text.as_bytes().to_vec());
+                Texts::Made { tokenizer: tokenizer::made(&metadata).map_err(at(path))?, template }
+            }
+        };
+        Ok(Self { path: path.to_owned(), texts, parts, config, files: Vec::new() })
     }
 
     /// The weight files of one part: what lies outside the layers, then layer by layer.
@@ -208,9 +230,12 @@ impl Source for GgufModel {
     }
 
     fn text(&mut self, name: &str) -> Result<Option<Vec<u8>>, ConvertError> {
-        match name {
-            "config.json" => Ok(Some(self.config.clone())),
-            _ => self.tokenizer.text(name),
+        match (name, &mut self.texts) {
+            ("config.json", _) => Ok(Some(self.config.clone())),
+            (_, Texts::Folder(folder)) => folder.text(name),
+            ("tokenizer.json", Texts::Made { tokenizer, .. }) => Ok(Some(tokenizer.clone())),
+            ("chat_template.jinja", Texts::Made { template, .. }) => Ok(template.clone()),
+            _ => Ok(None),
         }
     }
 

@@ -13,7 +13,7 @@ use super::super::manifest::begun_from;
 use super::{MAX_TEXT_BYTES, Source, SourceFile, check};
 use crate::digest::Digest;
 use crate::get::{Event, GetError, Hub, Listing, RemoteFile, RepoId, Watch};
-use crate::output::folder::names;
+use crate::output::folder::{allocated, names};
 
 /// Where a file of the source is while it is converted, within the folder of the result.
 pub const WORK: &str = "forebay-convert.source";
@@ -168,16 +168,4 @@ impl Source for HubSource<'_> {
     fn keeps_files(&self) -> bool {
         false
     }
-}
-
-/// Bytes of disk that a file takes already; one that is incomplete has holes.
-fn allocated(path: &Path) -> u64 {
-    let Ok(meta) = fs::metadata(path) else { return 0 };
-    #[cfg(unix)]
-    return std::os::unix::fs::MetadataExt::blocks(&meta).saturating_mul(512).min(meta.len());
-    #[cfg(not(unix))]
-    return {
-        let _ = meta;
-        0
-    };
 }
