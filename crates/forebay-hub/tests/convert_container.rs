@@ -24,7 +24,7 @@ fn packed(case: &str, options: Options) -> BTreeMap<String, Vec<u8>> {
     let (between, out) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     convert(&golden(case), between.path(), options).unwrap();
     let cancel = CancelToken::new();
-    let how = PackOptions { threads: 2, margin: 0, cancel: &cancel };
+    let how = PackOptions { threads: 2, margin: 0, codes: Codes::Raw, cancel: &cancel };
     pack(between.path(), out.path(), how, &mut |_, _| {}).unwrap();
     model_files(out.path())
 }
