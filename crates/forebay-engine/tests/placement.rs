@@ -5,12 +5,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use forebay_core::{ByteSize, CancelToken};
-use forebay_engine::{Engine, EngineOptions, IoOptions, Rates, Session, inspect};
+use forebay_engine::{Engine, EngineOptions, IoOptions, Session, inspect};
 use forebay_hub::pack::{Codes, PackOptions};
-use forebay_hub::synth::{self, Dims, SynthSpec, TextFiles};
 use forebay_io::{Access, Backend};
 use forebay_kernels::Isa;
-use forebay_model::{Arith, KvDtype, SlotCodes};
+use forebay_model::{Arith, KvDtype};
 use forebay_testkit::toy;
 use forebay_tiers::{LookAhead, Policy};
 
@@ -187,111 +186,6 @@ fn the_packed_model_gives_the_bits_of_the_other_one() {
         let [one, other] = [dir.path(), packed.path()].map(|dir| run(dir, &toy_tokens(), base, ways[0]));
         assert_eq!(one, other, "{arith}");
     }
-}
-
-/// A model whose experts are large enough to become smaller coded: as it is, packed raw, and packed coded.
-fn codable(format: &str) -> [tempfile::TempDir; 3] {
-    let dirs = [(); 3].map(|()| tempfile::tempdir().unwrap());
-    let [dir, raw, coded] = &dirs;
-    let dims = Dims {
-        hidden: 384,
-        dense_width: 256,
-        expert_width: 256,
-        experts: 8,
-        top_k: 4,
-        vocab: 320,
-        max_context: 512,
-        ..Dims::TINY
-    };
-    let format = format.parse().unwrap();
-    let spec =
-        SynthSpec { dims, dense: 1, moe: 2, format, mtp: false, dsa: true, seed: 3, shard_bytes: 1 << 20 };
-    let files = vec![("tokenizer.json".to_owned(), b"{}".to_vec())];
-    let text = TextFiles { files, tokens: 300, stop_ids: vec![290] };
-    let cancel = CancelToken::new();
-    synth::write(dir.path(), &spec, &text, 2, &cancel, &mut |_, _| {}).unwrap();
-    for (to, codes) in [(raw, Codes::Raw), (coded, Codes::Coded)] {
-        let options = PackOptions { threads: 2, codes, margin: 0, cancel: &cancel };
-        let packed = forebay_hub::pack::pack(dir.path(), to.path(), options, &mut |_, _| {}).unwrap();
-        assert_eq!(packed.experts.coded, if codes == Codes::Raw { 0 } else { 16 });
-    }
-    dirs
-}
-
-/// The same with coded experts, held as they are and decoded on arrival, whatever decodes them.
-#[test]
-fn coded_experts_give_the_bits_of_the_others_in_every_slot() {
-    let [dir, raw, coded] = codable("int4-g64");
-    let tokens = &toy_tokens()[..PROMPT + 4];
-    for arith in [Arith::Int8, Arith::Exact] {
-        let base = EngineOptions { arith, ..Default::default() };
-        let all = every_way(&[64]);
-        let want = run(dir.path(), tokens, base, all[0]);
-        assert_eq!(run(raw.path(), tokens, base, all[0]), want, "{arith}");
-        // Every budget, instruction set, order of reading and number of threads, if not all at once.
-        for way in all.iter().step_by(3) {
-            for expert_slots in SlotCodes::ALL {
-                let base = EngineOptions { expert_slots: Some(expert_slots), ..base };
-                assert_eq!(run(coded.path(), tokens, base, *way), want, "{arith} {expert_slots} {way:?}");
-            }
-        }
-    }
-}
-
-/// A coded slot takes as much as the longest record of its layer, a decoded one as much as a raw record.
-#[test]
-fn slots_are_as_large_as_what_they_hold() {
-    let [_dir, raw, coded] = codable("int4-row");
-    let plan = |dir: &Path, expert_slots, memory| {
-        let options = EngineOptions { expert_slots, memory, context: Some(256), ..Default::default() };
-        inspect(dir, &options).unwrap().plan
-    };
-    let header = forebay_store::native::Native::read_header(coded.path()).unwrap();
-    let longest = |layer: usize| header.layers[layer].records.iter().map(|record| record.len).max().unwrap();
-    let slot = |plan: &forebay_engine::Plan| plan.slot_row();
-    let of = |bytes: u64| forebay_io::slot_bytes(bytes as usize) as u64;
-    let held = |expert_slots| plan(coded.path(), Some(expert_slots), None).unwrap();
-    // Layers of about the same size share a class, that of the largest.
-    let most = longest(0).max(longest(1));
-    assert!((of(longest(0)) + of(longest(1))..=2 * of(most)).contains(&slot(&held(SlotCodes::Coded))));
-    assert_eq!(slot(&held(SlotCodes::Decoded)), 2 * of(header.kinds[0].len));
-    assert_eq!(plan(raw.path(), None, None).unwrap().codes, None);
-    assert_eq!(slot(&plan(raw.path(), None, None).unwrap()), slot(&held(SlotCodes::Decoded)));
-    // More slots in the same memory, and a smaller least.
-    let [a, b] = SlotCodes::ALL.map(|slots| held(slots));
-    assert!(a.minimum < b.minimum && a.everything < b.everything);
-    let middle = Some(ByteSize((b.minimum + b.everything) / 2));
-    let [a, b] = SlotCodes::ALL.map(|slots| plan(coded.path(), Some(slots), middle).unwrap());
-    assert!(a.resident_slots() > b.resident_slots());
-    assert!(a.codes.unwrap().asked && a.outlook.now.disk_bytes < b.outlook.now.disk_bytes);
-    // Where only coded slots fit, these are taken.
-    let [a, b] = SlotCodes::ALL.map(held);
-    let little = Some(ByteSize((a.minimum + b.minimum) / 2));
-    let chosen = plan(coded.path(), None, little).unwrap().codes.unwrap();
-    assert_eq!((chosen.slots, chosen.other, chosen.asked), (SlotCodes::Coded, None, false));
-    assert!(plan(coded.path(), Some(SlotCodes::Decoded), little).is_err());
-}
-
-/// Behind a slow disk slots stay coded; with room for everything and a slow decoder they do not.
-#[test]
-fn rates_choose_what_slots_hold() {
-    let [_dir, _raw, coded] = codable("int4-row");
-    let chosen = |memory, rates, throttle| {
-        let io = IoOptions { throttle, ..Default::default() };
-        let options =
-            EngineOptions { memory, rates, io, threads: Some(1), context: Some(256), ..Default::default() };
-        inspect(coded.path(), &options).unwrap().plan.unwrap()
-    };
-    let rates = |disk, decode| Rates { disk: Some(disk), memory: Some(10e9), decode: Some(decode) };
-    let all = chosen(None, rates(1e9, 1e9), None);
-    let half = Some(ByteSize((all.minimum + all.everything) / 2));
-    let what = |plan: forebay_engine::Plan| (plan.codes.unwrap().slots, plan.codes.unwrap().assumed);
-    assert_eq!(what(chosen(half, rates(1e6, 4e9), None)), (SlotCodes::Coded, false));
-    assert_eq!(what(chosen(None, rates(1e6, 1e8), None)), (SlotCodes::Decoded, false));
-    assert_eq!(what(chosen(half, rates(100e9, 1e7), None)), (SlotCodes::Decoded, false));
-    // A disk that is held back is a slow disk, and no rate at all is a usual one.
-    assert_eq!(what(chosen(half, rates(100e9, 4e9), Some(1 << 20))), (SlotCodes::Coded, false));
-    assert!(chosen(half, Rates::default(), None).codes.unwrap().assumed);
 }
 
 /// From two folders at once, whichever is expected to be faster for an expert.

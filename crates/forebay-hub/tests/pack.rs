@@ -283,7 +283,7 @@ fn coded_and_back(source: &Path) -> (packer::Packed, TempDir) {
 
 #[test]
 fn coded_experts_come_back_byte_for_byte_and_are_smaller() {
-    for (format, least) in [("int4-row", 0.8), ("int4-g64", 0.85), ("int4-g32", 0.85), ("int4-g48", 0.95)] {
+    for (format, least) in [("int4-row", 0.88), ("int4-g64", 0.92), ("int4-g32", 0.92), ("int4-g16", 0.92)] {
         let source = TempDir::new().unwrap();
         write_synth(source.path(), &codable(format));
         let (done, dir) = coded_and_back(source.path());
@@ -301,7 +301,7 @@ fn coded_experts_come_back_byte_for_byte_and_are_smaller() {
         assert!(share < least, "{format}: {share}");
         let index_scales =
             header.layers[0].records.iter().filter_map(|r| r.coded).filter(|c| c.index_scales).count();
-        assert_eq!(index_scales > 0, matches!(format, "int4-g64" | "int4-g32"), "{format}: {index_scales}");
+        assert_eq!(index_scales > 0, format != "int4-row", "{format}: {index_scales}");
         for slots in SlotCodes::ALL {
             same_bits_held(source.path(), dir.path(), None, Some(slots));
         }

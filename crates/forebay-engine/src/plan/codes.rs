@@ -16,7 +16,7 @@ const ASSUMED_MEMORY_PER_CORE: f64 = 8e9;
 /// Bytes per second of decoded panels that one core is assumed to give with AVX-512 VBMI.
 const ASSUMED_FAST: f64 = 4.5e9;
 /// The same of a core without.
-const ASSUMED_PLAIN: f64 = 0.15e9;
+const ASSUMED_PLAIN: f64 = 0.25e9;
 
 /// How fast a machine decodes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -92,7 +92,7 @@ mod tests {
         let decoder = Decoder::new(Some(2e9), true, 4);
         assert_eq!(decoder.seconds(8e9), 1.0);
         assert_eq!(Decoder::new(None, true, 0), Decoder { per_core: 4.5e9, cores: 1 });
-        assert_eq!(Decoder::new(Some(0.0), false, 1).per_core, 0.15e9);
+        assert_eq!(Decoder::new(Some(0.0), false, 1).per_core, 0.25e9);
         let rates = decoder.complete(&Rates { disk: Some(1e9), ..Rates::default() });
         assert_eq!((rates.disk, rates.memory), (Some(1e9), Some(32e9)));
     }

@@ -248,15 +248,15 @@ mod tests {
     #[test]
     fn decoding_takes_its_time() {
         let rates = Rates { disk: Some(1.0), memory: Some(10.0), decode: None };
-        // Ten bytes of memory traffic are one second, four of them fused with decoding.
-        let fused = |time| Decode { fused: Some((time, 4.0)), apart: 0.0 };
+        // Ten bytes of memory traffic are one second, five of them fused with decoding.
+        let fused = |time| Decode { fused: Some((time, 5.0)), apart: 0.0 };
         let speed = |disk, decode| super::speed(disk, 10.0, decode, &rates);
         // As fast as memory, the decoder costs nothing; beyond that, every second counts.
-        assert_eq!(speed(0.5, fused(0.4)), (Some(1.0), Some(Bound::Memory)));
-        assert_eq!(speed(0.5, fused(1.4)), (Some(0.5), Some(Bound::Memory)));
-        assert_eq!(speed(0.5, fused(3.4)), (Some(0.25), Some(Bound::Decoder)));
+        assert_eq!(speed(0.5, fused(0.5)), (Some(1.0), Some(Bound::Memory)));
+        assert_eq!(speed(0.5, fused(1.5)), (Some(0.5), Some(Bound::Memory)));
+        assert_eq!(speed(0.5, fused(3.5)), (Some(0.25), Some(Bound::Decoder)));
         // Behind a slower disk it is free.
-        assert_eq!(speed(4.0, fused(3.4)), (Some(0.25), Some(Bound::Disk)));
+        assert_eq!(speed(4.0, fused(2.5)), (Some(0.25), Some(Bound::Disk)));
         assert_eq!(speed(0.5, Decode { fused: None, apart: 1.0 }), (Some(0.5), Some(Bound::Memory)));
     }
 }

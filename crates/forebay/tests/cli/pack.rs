@@ -89,7 +89,8 @@ fn coded_experts_are_fewer_bytes_and_the_same_words() {
     let again = forebay(&["pack", source, coded, "--codes", "auto", "--json"]).ok().json();
     assert_eq!((&again["bytes_written"], &again["experts_coded"]), (&0.into(), &16.into()));
     let share = again["expert_bytes"].as_f64().unwrap() / again["expert_bytes_raw"].as_f64().unwrap();
-    assert!(share < 0.8, "{share}");
+    // Records of 37 pages; those of real experts have 4620, and less of each page is book-keeping.
+    assert!(share < 0.9, "{share}");
     forebay(&["pack", source, coded]).fails(2, &["the same model with coded experts"]);
     forebay(&["pack", coded, back, "--to-reference", "--codes", "raw"]).fails(2, &["--to-reference"]);
     let found = forebay(&["inspect", coded, "--json"]).ok().json();
