@@ -186,7 +186,9 @@ impl Run<'_> {
         let number = self.plan.outputs.iter().position(|other| other.name == output.name).unwrap_or(0);
         let mut sink = match self.container {
             None => Sink::File(HashedFile::create(self.dir, &output.name)?),
-            Some(container) => Sink::Container(Fill::new(container, self.dir, number, output.bytes)),
+            Some(container) => {
+                Sink::Container(Box::new(Fill::new(container, self.dir, number, output.bytes)))
+            }
         };
         sink.write(&output.header)?;
         let total = self.plan.bytes();
@@ -233,7 +235,7 @@ enum Sink<'a> {
     /// Into a file of its own.
     File(HashedFile),
     /// Into their places in a container.
-    Container(Fill<'a>),
+    Container(Box<Fill<'a>>),
 }
 
 impl Sink<'_> {
