@@ -10,7 +10,7 @@ use std::path::Path;
 use common::{CASES, HandOut, convert, format, golden, int4_g64, model_files, options, run};
 use forebay_core::{CancelToken, Format};
 use forebay_hub::convert::{ConvertError, Job, LocalFolder, Options, ResultKind, Targets};
-use forebay_hub::pack::{PackOptions, pack, verify_native};
+use forebay_hub::pack::{Codes, PackOptions, pack, verify_native};
 use forebay_store::native::HEADER_NAME;
 use forebay_testkit::disk::SmallDisk;
 use tempfile::TempDir;

@@ -8,7 +8,7 @@ use std::path::Path;
 use common::{HandOut, convert, copy, golden, int4_g64, model_files, options, rewrite, run};
 use forebay_core::CancelToken;
 use forebay_hub::convert::{ConvertError, Job, LocalFolder, Options, Source, Targets};
-use forebay_hub::pack::{PackError, PackOptions, pack};
+use forebay_hub::pack::{Codes, PackError, PackOptions, pack};
 use forebay_testkit::disk::SmallDisk;
 use proptest::prelude::*;
 
@@ -235,7 +235,7 @@ fn a_full_disk_stops_packing_cleanly_and_loses_nothing() {
     let (model, whole) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     convert(&golden("fp8"), model.path(), int4_g64()).unwrap();
     let cancel = CancelToken::new();
-    let how = PackOptions { threads: 2, margin: 0, cancel: &cancel };
+    let how = PackOptions { threads: 2, margin: 0, codes: Codes::Raw, cancel: &cancel };
     pack(model.path(), whole.path(), how, &mut |_, _| {}).unwrap();
     let Some(disk) = SmallDisk::new(4_000_000) else { return };
     let (dir, mut stops, mut kept) = (disk.path().join("model"), 0, 0);
