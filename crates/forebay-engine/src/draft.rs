@@ -21,8 +21,6 @@ pub enum Drafting {
     Depth(usize),
 }
 
-impl Drafting {}
-
 impl std::fmt::Display for Drafting {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

@@ -101,7 +101,7 @@ pub struct EngineOptions {
     /// What was measured of this machine; it changes what is expected and, by that, what
     /// [`expert_slots`](Self::expert_slots) does not say.
     pub rates: Rates,
-    /// Whether tokens are drafted and then verified. Changes no bit of what is generated greedily.
+    /// Whether tokens are drafted and then verified. Never changes what is generated.
     pub drafting: Drafting,
     /// Run the key selection even where it keeps everything; changes no result.
     pub force_selection: bool,

@@ -144,44 +144,32 @@ pub fn draft(
         return Ok(());
     }
     let before = ws.profile.all();
-    let drafted = steps(ctx, mtp, store, kv, next, depth, cancel, ws, drafts);
+    let mut steps = || {
+        let mut token = next;
+        for step in 0..depth {
+            let position = kv.len() - 1 + step;
+            if position + 2 >= kv.capacity() {
+                break;
+            }
+            ws.profile.start();
+            let origin = if step == 0 { Origin::Decoder } else { Origin::Step };
+            ws.mtp.hidden.clear();
+            match origin {
+                Origin::Decoder => ws.mtp.hidden.extend_from_slice(&ws.mtp.carry),
+                Origin::Step => ws.mtp.hidden.extend_from_slice(&ws.mtp.x),
+            }
+            join(ctx, mtp, origin, &[token], ws)?;
+            token = one_step(ctx, mtp, store, kv, position, cancel, ws)?;
+            if step == 0 {
+                ws.mtp.begun = Some((position, next));
+            }
+            drafts.push(token);
+        }
+        Ok(())
+    };
+    let drafted = steps();
     ws.profile.fold(before, Phase::Draft);
     drafted
-}
-
-#[allow(clippy::too_many_arguments)] // As for `draft`.
-fn steps(
-    ctx: Context<'_>,
-    mtp: &Mtp,
-    store: &mut ExpertStore,
-    kv: &mut KvCache,
-    next: u32,
-    depth: usize,
-    cancel: &CancelToken,
-    ws: &mut Workspace,
-    drafts: &mut Vec<u32>,
-) -> Result<(), ForwardError> {
-    let mut token = next;
-    for step in 0..depth {
-        let position = kv.len() - 1 + step;
-        if position + 2 >= kv.capacity() {
-            break;
-        }
-        ws.profile.start();
-        let origin = if step == 0 { Origin::Decoder } else { Origin::Step };
-        ws.mtp.hidden.clear();
-        match origin {
-            Origin::Decoder => ws.mtp.hidden.extend_from_slice(&ws.mtp.carry),
-            Origin::Step => ws.mtp.hidden.extend_from_slice(&ws.mtp.x),
-        }
-        join(ctx, mtp, origin, &[token], ws)?;
-        token = one_step(ctx, mtp, store, kv, position, cancel, ws)?;
-        if step == 0 {
-            ws.mtp.begun = Some((position, next));
-        }
-        drafts.push(token);
-    }
-    Ok(())
 }
 
 /// The layer over the one row of `ws.mtp.x`, and the head: the most likely token.
