@@ -111,20 +111,9 @@ pub fn encode_row(format: Format, row: &[f32], out: &mut Encoded) -> Result<(), 
         Format::Bf16 => out.codes.extend(row.iter().flat_map(|v| f32_to_bf16(*v).to_le_bytes())),
         Format::F16 => out.codes.extend(row.iter().flat_map(|v| f32_to_f16(*v).to_le_bytes())),
         Format::Fp8Block => return Err(EncodeError { format }),
-        Format::Int8Row => quantise(format, row, -128, 127, 0, &mut out.codes, &mut out.scales),
-        Format::Int4Row | Format::Int4Group(_) => {
-            let mut nibbles = Vec::with_capacity(row.len());
-            quantise(format, row, -8, 7, 8, &mut nibbles, &mut out.scales);
-            let (pairs, last) = nibbles.as_chunks::<2>();
-            out.codes.extend(pairs.iter().map(|[low, high]| low | high << 4));
-            out.codes.extend(last);
-        }
-        Format::Int2Row => {
-            let mut crumbs = Vec::with_capacity(row.len());
-            quantise(format, row, -2, 1, 2, &mut crumbs, &mut out.scales);
-            let byte = |four: &[u8]| four.iter().rev().fold(0, |byte, code| byte << 2 | code);
-            out.codes.extend(crumbs.chunks(4).map(byte));
-        }
+        Format::Int8Row => quantise::<1>(format, row, [-128, 127, 0], out),
+        Format::Int4Row | Format::Int4Group(_) => quantise::<2>(format, row, [-8, 7, 8], out),
+        Format::Int2Row => quantise::<4>(format, row, [-2, 1, 2], out),
     }
     Ok(())
 }
@@ -144,44 +133,53 @@ fn largest_bits(values: &[f32]) -> i32 {
 /// the integer in the lowest bits.
 const TO_INTEGER: f32 = 12_582_912.0;
 
-/// Appends the codes of `row`, each with `bias` added, and their scales.
-fn quantise(
+/// Appends the codes of `row`, each with `bias` added, `PER_BYTE` to a byte, and their scales. A group begins with a
+/// byte: the sizes of groups are even.
+fn quantise<const PER_BYTE: usize>(
     format: Format,
     row: &[f32],
-    low: i32,
-    high: i32,
-    bias: i32,
-    codes: &mut Vec<u8>,
-    scales: &mut Vec<f32>,
+    [low, high, bias]: [i32; 3],
+    out: &mut Encoded,
 ) {
     for group in row.chunks(columns_per_scale(format, row.len())) {
         let largest = largest_bits(group);
         if largest >= f32::INFINITY.to_bits() as i32 {
-            quantise_not_finite(group, [low, high, bias], codes, scales);
+            let scale = scale_not_finite(group, high);
+            out.scales.push(scale);
+            pack::<PER_BYTE>(group, &mut out.codes, |value| {
+                // NaN becomes 0, and so does everything beside an infinity.
+                let code = (value / scale).round_ties_even().clamp(low as f32, high as f32) as i32;
+                (code + bias) as u8
+            });
             continue;
         }
         let scale = (f32::from_bits(largest as u32) / high as f32).max(1e-8);
-        scales.push(scale);
-        codes.extend(group.iter().map(|value| {
+        out.scales.push(scale);
+        pack::<PER_BYTE>(group, &mut out.codes, |value| {
             // The quotient is at most `high` and a rounding: far below 2^22.
             let code = (value / scale + TO_INTEGER).to_bits() as i32 - TO_INTEGER.to_bits() as i32;
             (code.clamp(low, high) + bias) as u8
-        }));
+        });
     }
 }
 
-/// A group with an infinity or a NaN in it: NaN becomes 0, and so does everything beside an infinity.
-fn quantise_not_finite(
-    group: &[f32],
-    [low, high, bias]: [i32; 3],
-    codes: &mut Vec<u8>,
-    scales: &mut Vec<f32>,
-) {
+/// Appends the codes of `values`, the first in the lowest bits; unused bits of the last byte are 0.
+#[inline(always)]
+fn pack<const PER_BYTE: usize>(values: &[f32], codes: &mut Vec<u8>, code: impl Fn(f32) -> u8) {
+    let byte = |some: &[f32]| {
+        some.iter().rev().fold(0, |byte: u32, value| byte << (8 / PER_BYTE) | u32::from(code(*value))) as u8
+    };
+    let (whole, rest) = values.as_chunks::<PER_BYTE>();
+    codes.extend(whole.iter().map(|some| byte(some)));
+    if !rest.is_empty() {
+        codes.push(byte(rest));
+    }
+}
+
+/// The scale of a group with an infinity or a NaN in it.
+fn scale_not_finite(group: &[f32], high: i32) -> f32 {
     let absmax = group.iter().fold(0f32, |m, v| m.max(v.abs()));
-    let scale = (absmax / high as f32).max(1e-8);
-    scales.push(scale);
-    let code = |v: &f32| (v / scale).round_ties_even().clamp(low as f32, high as f32) as i32;
-    codes.extend(group.iter().map(|v| (code(v) + bias) as u8));
+    (absmax / high as f32).max(1e-8)
 }
 
 #[cfg(test)]

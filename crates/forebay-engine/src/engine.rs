@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use forebay_core::{ByteSize, Format};
 use forebay_io::probe::Way;
@@ -10,6 +11,7 @@ use forebay_io::{
     StartError, open_files,
 };
 use forebay_kernels::{Isa, IsaUnavailable, Kernels, Team};
+use forebay_model::experts::Rooms;
 use forebay_model::{
     Arith, Capability, Context, EmbeddingPlace, ExpertTable, KvCache, KvDtype, KvParts, LoadedParts, Model,
     ModelSpec, Phase, SlotCodes, Snapshot, SnapshotError, SnapshotOptions, WeightError, Work,
@@ -361,8 +363,7 @@ impl Engine {
         let threads = options.threads();
         let team = Team::new(threads).map_err(|cause| OpenError::Threads { threads, cause })?;
         let roots = files(opened.shards, way.access)?;
-        let config =
-            options.io.reader(way, plan::scratch_per_worker(&snapshot, plan.expert_slots(), parts.mtp));
+        let config = options.io.reader(way, plan::scratch_per_worker(&snapshot, parts.mtp));
         if let Some(part) = snapshot.mtp_part.take_if(|_| parts.mtp) {
             snapshot.experts.join(part.experts);
         }
@@ -545,6 +546,7 @@ fn store_config(
     kernels: Kernels,
 ) -> StoreConfig {
     let demands = plan.demand.layers.iter().zip(&plan.slots.quotas);
+    let rooms = Arc::new(Rooms::new(options.io.workers()));
     let layers: BTreeMap<u32, LayerExperts> = table
         .iter()
         .zip(demands)
@@ -555,7 +557,7 @@ fn store_config(
                 slab_len: experts.slab_len(table.slots),
                 experts: experts.segments.clone(),
                 checks: experts.checks.clone(),
-                transforms: experts.transforms(table.slots, kernels),
+                transforms: experts.transforms(table.slots, kernels, &rooms),
             };
             (layer as u32, entry)
         })

@@ -10,8 +10,12 @@ use std::time::Duration;
 
 use common::{CASES, convert, golden, int4_g64, model_files};
 use forebay_core::CancelToken;
-use forebay_hub::convert::{ConvertError, Converted, HubSource, Job, LocalFolder, Options, Source};
+use forebay_hub::convert::{
+    ConvertError, Converted, HubSource, Job, LocalFolder, Options, ResultKind, Source,
+};
 use forebay_hub::get::{Event, GetError, Hub, HubConfig, Retry, Watch};
+use forebay_hub::pack::verify_native;
+use forebay_store::native::Native;
 use forebay_testkit::hub::{COMMIT, Hub as Server, REPO};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -124,6 +128,19 @@ fn the_bytes_are_those_of_a_local_conversion_and_the_disk_holds_what_was_announc
         let again = run(&server, out.path()).unwrap();
         assert_eq!((again.written, again.kept), (0, job.plan.outputs.len()));
     }
+}
+
+#[test]
+fn a_container_says_what_it_was_made_of() {
+    let (out, server) = (TempDir::new().unwrap(), server("bf16"));
+    let options = Options { kind: ResultKind::Forebay, ..int4_g64() };
+    run_with(&server, "v1", out.path(), options, &CancelToken::new(), &|_| {}).unwrap();
+    let native = Native::open(out.path()).unwrap();
+    let source = &native.header().source;
+    // The commit, not the tag.
+    assert_eq!((source.repository.as_str(), source.revision.as_str()), (REPO, COMMIT));
+    let findings = verify_native(out.path(), true, &CancelToken::new(), &mut |_, _| {}).unwrap();
+    assert!(findings.is_empty(), "{findings:?}");
 }
 
 #[test]

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use forebay_core::ReadSegment;
 use forebay_io::{
-    Arena, Done, Job, Priority, ReadError, Reader, ReaderConfig, Shard, Slab, SlabClass, Transform,
-    read_exact_at,
+    Access, Arena, Done, Job, Priority, ReadError, Reader, ReaderConfig, Shard, Slab, SlabClass, Transform,
+    open_files, read_exact_at,
 };
 use forebay_testkit::fault::{EIO, Faults, FaultyDisk};
 use proptest::prelude::*;
@@ -175,6 +175,61 @@ fn transforms_fill_the_slab_fail_or_panic_without_losing_the_job() {
     }
     let error = run(0, Arc::new(Greedy)).result.unwrap_err();
     assert_eq!(error, ReadError::ScratchLimit { needed: 9, limit: 8 });
+}
+
+/// Turns the raw bytes at the end of the slab round, to its start.
+struct TurnRound {
+    raw_len: usize,
+}
+
+impl Transform for TurnRound {
+    fn raw_len(&self) -> usize {
+        self.raw_len
+    }
+    fn reads_into_slab(&self) -> bool {
+        true
+    }
+    fn apply(&self, raw: &[u8], slab: &mut [u8]) -> Result<(), Box<dyn Error + Send + Sync>> {
+        assert!(raw.is_empty());
+        let start = slab.len() - self.raw_len;
+        let (front, behind) = slab.split_at_mut(start);
+        front.iter_mut().zip(behind.iter().rev()).for_each(|(to, from)| *to = *from);
+        Ok(())
+    }
+}
+
+/// Such jobs need no scratch, are read past the page cache where they lie in pages, and have their checksums compared.
+#[test]
+fn raw_bytes_may_be_read_to_the_end_of_the_slab() {
+    let (bytes, dir) = (pattern(5 * 4096), tempfile::tempdir().unwrap());
+    let path = dir.path().join("file");
+    std::fs::write(&path, &bytes).unwrap();
+    let wanted = &bytes[4096..3 * 4096];
+    for access in [Access::Direct, Access::Buffered] {
+        let opened = open_files(&[&path], access).unwrap();
+        let reader = reader(opened.shards, 1, 0);
+        let arena = arena(6 * 4096, 1);
+        let run = |len, check, segment, raw_len| {
+            let transform = Some(Arc::new(TurnRound { raw_len }) as _);
+            let (segments, slab) = ([segment].into(), arena.take(0).unwrap());
+            reader.submit(Priority::Demand, Job { tag: 0, segments, slab, len, check, transform });
+            reader.recv().unwrap()
+        };
+        let turned: Vec<u8> = wanted.iter().rev().copied().collect();
+        for len in [4 * 4096, 5 * 4096] {
+            let done = run(len, Some(crc32c::crc32c(wanted)), seg(0, 4096, 8192, 0), 8192);
+            let stats = done.result.unwrap();
+            assert_eq!((stats.bytes, stats.checked), (8192, 8192));
+            assert!(done.slab[..8192] == turned);
+        }
+        // Not a whole number of pages: read exactly, through the page cache.
+        let done = run(1000, None, seg(0, 4096, 300, 0), 300);
+        assert_eq!((done.result.unwrap().direct_reads, done.slab[0]), (0, bytes[4395]));
+        let error = run(16384, Some(1), seg(0, 4096, 8192, 0), 8192).result.unwrap_err();
+        assert!(matches!(error, ReadError::Checksum { .. }), "{error:?}");
+        let error = run(4096, None, seg(0, 4096, 8192, 0), 8192).result.unwrap_err();
+        assert!(matches!(error, ReadError::OutsideBuffer { .. }), "{error:?}");
+    }
 }
 
 #[test]

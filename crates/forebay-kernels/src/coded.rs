@@ -5,7 +5,7 @@ use crate::portable::Out;
 use crate::{Isa, Kernels};
 use bytemuck::Zeroable;
 use forebay_core::coded::CodedView;
-use forebay_core::panel::{PANEL_LINE, PANEL_ROWS, PanelView};
+use forebay_core::panel::{PANEL_LINE, PANEL_ROWS, PanelShape, PanelView};
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -35,6 +35,11 @@ unsafe fn one_by_one(view: &CodedView<'_>, first: usize, out: &mut [u8]) {
     for (i, out) in out.chunks_exact_mut(view.shape().panel_bytes()).enumerate() {
         view.decode_panel(first + i, out);
     }
+}
+
+/// Bytes that a thread keeps for the panels of a coded matrix that it decodes side by side while it multiplies.
+pub fn decoded_at_once(shape: &PanelShape) -> usize {
+    shape.slice_rows(0..shape.rows().min(PART_ROWS)).bytes()
 }
 
 impl Kernels {

@@ -40,6 +40,7 @@ pub use attention::{
     AttendScratch, Attended, Attention, AttentionRows, HeadRows, KeyCache, KeyRows, TILE, attend, attend_rows,
 };
 pub use buffer::Buffer;
+pub use coded::decoded_at_once;
 pub use indexer::{
     IndexQueries, ScoreScratch, SelectScratch, index_scores, indexer_scores, select_positions, select_top_k,
 };

@@ -4,16 +4,16 @@
 //! Coded experts have two ways to be held: as they are, to be decoded whenever they are multiplied, or as the panels
 //! that were coded, which the reading thread decodes. Whoever plans memory chooses ([`ExpertTable::slots`]).
 
+mod decode;
 mod quantise;
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_core::coded::{CodedError, CodedView};
 use forebay_core::{DIRECT_ALIGN, Format, MatrixView, PanelShape, PanelView, ReadSegment};
 use forebay_io::Transform;
-use forebay_kernels::{Kernels, Weights};
+use forebay_kernels::{Kernels, Weights, decoded_at_once};
 use forebay_store::catalog::Catalog;
 use forebay_store::layout::{self, LayoutError, WeightLayout};
 use forebay_store::native::Native;
@@ -21,7 +21,10 @@ use forebay_store::record::{Codes, ExpertRecord, Part, RecordError};
 
 use crate::families::glm;
 use crate::spec::ModelSpec;
+use decode::{DecodeExpert, room_len};
 use quantise::{QuantiseExpert, quantised_layer, quantised_records};
+
+pub use decode::Rooms;
 
 /// Why the experts of a snapshot cannot be streamed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -76,7 +79,7 @@ impl std::fmt::Display for SlotCodes {
 #[derive(Clone)]
 pub struct ExpertLayer {
     /// How each expert is read: segments with destinations in the slab or, when
-    /// it is transformed on the way, in the raw buffer.
+    /// it is transformed on the way, in its raw bytes.
     pub segments: Vec<Arc<[ReadSegment]>>,
     /// CRC32C of what each expert's one read brings; empty if the container has none.
     pub checks: Vec<u32>,
@@ -131,16 +134,41 @@ impl ExpertLayer {
     }
 
     /// Bytes that a thread needs beside the slab while it reads an expert, at most.
-    pub fn raw_len(&self, slots: SlotCodes) -> usize {
-        match (&self.quantise, &self.decoded, slots) {
-            (Some(quantise), ..) => quantise.raw_len,
-            (None, Some(_), SlotCodes::Decoded) => self.slab_len,
-            _ => 0,
-        }
+    pub fn raw_len(&self) -> usize {
+        self.quantise.as_ref().map_or(0, |quantise| quantise.raw_len)
     }
 
-    /// By expert, what is done to it on its way into its slab; nothing is done to those behind the last one.
-    pub fn transforms(&self, slots: SlotCodes, kernels: Kernels) -> Vec<Option<Arc<dyn Transform>>> {
+    /// Bytes of one of the [`Rooms`] that experts are decoded with on their way into their slots, at most.
+    pub fn room_len(&self, slots: SlotCodes) -> usize {
+        let Some(decoded) = self.decoded.as_ref().filter(|_| slots == SlotCodes::Decoded) else { return 0 };
+        let of = |(expert, parts): (usize, &[Part; 3])| {
+            let from = parts.each_ref().map(|part| part.codes.clone());
+            room_len(&from, self.read_len(expert), &decoded.parts[expert])
+        };
+        let coded = self.parts.iter().enumerate().filter(|(_, parts)| parts.iter().any(is_coded));
+        coded.map(of).max().unwrap_or(0)
+    }
+
+    /// Bytes of the panels that a thread decodes at a time, where slots hold experts coded.
+    pub fn decoded_panels(&self, slots: SlotCodes) -> usize {
+        let coded = self.parts.iter().flatten().filter(|part| slots == SlotCodes::Coded && is_coded(part));
+        let shapes = coded.filter_map(|part| PanelShape::new(part.format, part.rows, part.cols));
+        shapes.map(|shape| decoded_at_once(&shape)).max().unwrap_or(0)
+    }
+
+    /// Bytes of the record of expert `expert`.
+    fn read_len(&self, expert: usize) -> usize {
+        self.segments[expert].iter().map(|read| read.dst + read.len).max().unwrap_or(0)
+    }
+
+    /// By expert, what is done to it on its way into its slab; nothing is done to those behind the last one. What is
+    /// decoded is decoded with `rooms`.
+    pub fn transforms(
+        &self,
+        slots: SlotCodes,
+        kernels: Kernels,
+        rooms: &Arc<Rooms>,
+    ) -> Vec<Option<Arc<dyn Transform>>> {
         if let Some(quantise) = &self.quantise {
             return vec![Some(quantise.clone() as Arc<dyn Transform>); self.segments.len()];
         }
@@ -149,10 +177,9 @@ impl ExpertLayer {
         };
         let decode = |(expert, parts): (usize, &[Part; 3])| {
             let to = Arc::clone(&decoded.parts[expert]);
-            let raw_len = self.segments[expert].iter().map(|read| read.dst + read.len).max().unwrap_or(0);
             let from = parts.each_ref().map(|part| part.codes.clone());
-            let transform = DecodeExpert { from, raw_len, to, kernels };
-            parts.iter().any(is_coded).then(|| Arc::new(transform) as Arc<dyn Transform>)
+            let decode = || DecodeExpert::new(from, self.read_len(expert), to, kernels, Arc::clone(rooms));
+            parts.iter().any(is_coded).then(|| Arc::new(decode()) as Arc<dyn Transform>)
         };
         self.parts.iter().enumerate().map(decode).collect()
     }
@@ -366,29 +393,4 @@ pub fn expert_layouts(
         layout::weight(catalog, &up.name, width, hidden)?,
         layout::weight(catalog, &down.name, hidden, width)?,
     ])
-}
-
-/// Decodes an expert's three matrices on the reading thread.
-#[derive(Debug)]
-struct DecodeExpert {
-    /// Where gate, up and down lie in the raw buffer.
-    from: [Range<usize>; 3],
-    raw_len: usize,
-    to: Arc<[Part; 3]>,
-    kernels: Kernels,
-}
-
-impl Transform for DecodeExpert {
-    fn raw_len(&self) -> usize {
-        self.raw_len
-    }
-
-    fn apply(&self, raw: &[u8], slab: &mut [u8]) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        for (from, to) in self.from.iter().zip(&*self.to) {
-            let shape = PanelShape::new(to.format, to.rows, to.cols);
-            let view = CodedView::new(shape.ok_or("no panels")?, &raw[from.clone()])?;
-            self.kernels.decode_panels(&view, 0..view.shape().panels(), &mut slab[to.codes.clone()]);
-        }
-        Ok(())
-    }
 }

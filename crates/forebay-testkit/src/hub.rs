@@ -44,6 +44,8 @@ pub struct Faults {
     pub stall: usize,
     /// So many times this byte of this file is another.
     pub flip: Option<(usize, String, usize)>,
+    /// What answers about files, and files, say that their bytes are encoded as.
+    pub encoding: Option<&'static str>,
     /// `Range` is not looked at.
     pub no_ranges: bool,
     /// Questions for ranges get HTTP 416.
@@ -52,6 +54,12 @@ pub struct Faults {
     pub redirect: Option<String>,
     /// Bytes per second, over all connections.
     pub rate: Option<u64>,
+}
+
+impl Faults {
+    fn encoding(&self) -> String {
+        self.encoding.map_or(String::new(), |encoding| format!("Content-Encoding: {encoding}\r\n"))
+    }
 }
 
 /// One request as it came.
@@ -280,8 +288,9 @@ impl World {
             {
                 return answer(out, 404, &code("RevisionNotFound"), b"{}");
             }
-            let text = faults.listing.unwrap_or_else(|| self.listing().to_string());
-            return answer(out, 200, "Content-Type: application/json\r\n", text.as_bytes());
+            let text = faults.listing.clone().unwrap_or_else(|| self.listing().to_string());
+            let headers = format!("Content-Type: application/json\r\n{}", faults.encoding());
+            return answer(out, 200, &headers, text.as_bytes());
         }
         let wanted = format!("Bearer {}", faults.token.as_deref().unwrap_or_default());
         if faults.token.is_some() && asked.headers.get("authorization") != Some(&wanted) {
@@ -328,8 +337,9 @@ impl World {
             _ => String::new(),
         };
         let head = format!(
-            "HTTP/1.1 {status} OK\r\nETag: \"{}\"\r\n{told}Content-Length: {}\r\n\r\n",
+            "HTTP/1.1 {status} OK\r\nETag: \"{}\"\r\n{told}{}Content-Length: {}\r\n\r\n",
             git_blob(&file.bytes[..size.min(64)]),
+            faults.encoding(),
             part.len()
         );
         out.write_all(head.as_bytes())?;

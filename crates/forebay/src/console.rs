@@ -35,16 +35,27 @@ pub fn diagnose(text: &str) {
     let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
 }
 
-/// Text that may quote a file's contents, safe to show: control characters other than newlines, which could
-/// steer the terminal, become `\u{1b}` and the like.
+/// Text that may quote a file's contents, safe to show: characters other than newlines that steer the terminal, or the
+/// order in which it shows others, become `\u{1b}` and the like.
 pub fn printable(text: &str) -> String {
-    let shown = |c: char| c == '\n' || !c.is_control();
+    let shown = |c: char| c == '\n' || !(c.is_control() || reorders(c));
     text.chars().map(|c| if shown(c) { c.to_string() } else { c.escape_unicode().to_string() }).collect()
+}
+
+/// The same as one line: a name with a newline in it could pretend to be the next line.
+pub fn one_line(text: &str) -> String {
+    printable(text).replace('\n', "\\u{a}")
+}
+
+/// Whether a character has others shown in another order, or breaks lines where no newline is: a name could then look
+/// like another one.
+fn reorders(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// A line for the user that is not part of the result.
 pub fn note(text: &str) {
-    diagnose(&format!("note: {}\n", printable(text)));
+    diagnose(&format!("note: {}\n", one_line(text)));
 }
 
 /// A line saying what went wrong. Library messages may quote file contents with newlines in them.
@@ -71,5 +82,10 @@ mod tests {
     #[test]
     fn nothing_that_is_shown_steers_the_terminal() {
         assert_eq!(printable("a\x1b[2J\r\x07\u{9b}b\n\u{e9}"), "a\\u{1b}[2J\\u{d}\\u{7}\\u{9b}b\n\u{e9}");
+        let reordered = "model-\u{202e}txt.\u{2066}x\u{2069}\u{200f}\u{61c}\u{2028}";
+        assert_eq!(printable(reordered), "model-\\u{202e}txt.\\u{2066}x\\u{2069}\\u{200f}\\u{61c}\\u{2028}");
+        assert_eq!(one_line("x\nverdict  whole\u{1b}"), "x\\u{a}verdict  whole\\u{1b}");
+        // What joins letters is part of words and of names.
+        assert_eq!(printable("\u{645}\u{200c}\u{200d}"), "\u{645}\u{200c}\u{200d}");
     }
 }

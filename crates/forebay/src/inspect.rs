@@ -92,7 +92,7 @@ struct Text(String);
 impl Text {
     fn row(&mut self, name: &str, value: impl std::fmt::Display) {
         // Writing to a string cannot fail.
-        let _ = writeln!(self.0, "{name:<20}{}", console::printable(&value.to_string()));
+        let _ = writeln!(self.0, "{name:<20}{}", console::one_line(&value.to_string()));
     }
 }
 

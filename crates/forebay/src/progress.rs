@@ -83,14 +83,14 @@ impl Progress {
         let mut state = self.shared.lock();
         (state.done, state.total, state.arrived) = (done, total, Some(arrived));
     }
+}
 
-    /// Says something in between.
-    pub fn note(&self, text: &str) {
-        if console::stderr_is_rich() {
-            console::diagnose("\r\x1b[K");
-        }
-        console::note(text);
+/// Says something while progress is or may be shown.
+pub fn note(text: &str) {
+    if console::stderr_is_rich() {
+        console::diagnose("\r\x1b[K");
     }
+    console::note(text);
 }
 
 impl Drop for Progress {

@@ -214,7 +214,7 @@ fn state_path(dir: &Path) -> PathBuf {
 
 fn row(text: &mut String, name: &str, value: impl std::fmt::Display) {
     // Writing to a string cannot fail.
-    let _ = writeln!(text, "{name:<20}{}", console::printable(&value.to_string()));
+    let _ = writeln!(text, "{name:<20}{}", console::one_line(&value.to_string()));
 }
 
 /// The census as text.

@@ -1,7 +1,7 @@
 //! What each consumer of memory takes.
 
 use forebay_io::slot_bytes;
-use forebay_model::experts::{ExpertLayer, SlotCodes};
+use forebay_model::experts::{ExpertLayer, Rooms, SlotCodes};
 use forebay_model::families::roles::Role;
 use forebay_model::snapshot::ResidentTensor;
 use forebay_model::{
@@ -59,6 +59,8 @@ pub(super) struct Costs<'a> {
     pub loaded: Loaded,
     pub demand: SlotDemand,
     pub io: u64,
+    /// Panels that are decoded while they are multiplied.
+    panels: u64,
     pub recording: u64,
     pub process: u64,
     pub token: Token,
@@ -88,7 +90,9 @@ impl<'a> Costs<'a> {
         Self {
             // A token's experts of one layer, and as many that are read ahead for the next.
             demand: demand(&layers, slots, request.staging.unwrap_or(2 * spec.moe.top_k).max(2)),
-            io: request.io_workers as u64 * scratch_per_worker(snapshot, slots, mtp.is_some()) as u64,
+            io: request.io_workers as u64 * scratch_per_worker(snapshot, mtp.is_some()) as u64
+                + rooms(&layers, request.io_workers, slots),
+            panels: decoded_panels(&layers, request.threads, slots),
             recording: recording_bytes(snapshot.experts.iter().count(), snapshot.spec.moe.top_k),
             process: process_bytes(snapshot, count),
             token: Token::new(snapshot, &spec, request, slots),
@@ -118,7 +122,7 @@ impl<'a> Costs<'a> {
 
     fn buffers(&self, pass: Pass, context: usize) -> u64 {
         let size = PassSize { rows: pass.chunk, block: pass.block, floats: self.floats, mtp: self.mtp };
-        Workspace::planned_bytes(&self.spec, size, context, self.request.threads)
+        Workspace::planned_bytes(&self.spec, size, context, self.request.threads) + self.panels
     }
 
     /// The passes that can be planned, the best first: long ones before short ones, in large blocks
@@ -208,10 +212,22 @@ fn demand(layers: &[&ExpertLayer], slots: SlotCodes, staging: usize) -> SlotDema
     SlotDemand { classes, layers }
 }
 
-/// Raw buffer that a reading thread may need, for experts quantised or decoded as they arrive.
-pub(crate) fn scratch_per_worker(snapshot: &Snapshot, slots: SlotCodes, mtp: bool) -> usize {
+/// Room for the experts that reading threads decode at a time.
+fn rooms(layers: &[&ExpertLayer], workers: usize, slots: SlotCodes) -> u64 {
+    let largest = layers.iter().map(|layer| layer.room_len(slots)).max().unwrap_or(0);
+    Rooms::count(workers) as u64 * largest as u64
+}
+
+/// Room for the panels that each thread multiplies at the moment, where slots hold them coded.
+fn decoded_panels(layers: &[&ExpertLayer], threads: usize, slots: SlotCodes) -> u64 {
+    let largest = layers.iter().map(|layer| layer.decoded_panels(slots)).max().unwrap_or(0);
+    threads as u64 * largest as u64
+}
+
+/// Raw buffer that a reading thread may need, for experts quantised as they arrive.
+pub(crate) fn scratch_per_worker(snapshot: &Snapshot, mtp: bool) -> usize {
     let drafting = snapshot.mtp_part.iter().filter(|_| mtp).flat_map(|part| part.experts.iter());
-    snapshot.experts.iter().chain(drafting).map(|(_, layer)| layer.raw_len(slots)).max().unwrap_or(0)
+    snapshot.experts.iter().chain(drafting).map(|(_, layer)| layer.raw_len()).max().unwrap_or(0)
 }
 
 fn process_bytes(snapshot: &Snapshot, experts: u64) -> u64 {

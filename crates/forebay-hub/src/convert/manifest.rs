@@ -8,6 +8,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use forebay_io::file::read_regular;
 use forebay_store::json::parse_object;
 use serde_json::{Map, Value, json};
 
@@ -15,7 +16,7 @@ use super::error::ConvertError;
 use super::source::modified;
 use crate::digest::{FileDigest, hash_file};
 use crate::digests::write_json;
-use crate::output::folder::changes;
+use crate::output::folder::{MAX_STATE_BYTES, changes};
 
 /// What the names of the files begin with that conversion leaves beside a model.
 pub const OWN: &str = "forebay-convert.";
@@ -62,7 +63,7 @@ impl Manifest {
         let path = dir.join(MANIFEST);
         let (dir, from) = (dir.to_owned(), from.display().to_string());
         let mut manifest = Self { dir, stamp, from, verified: BTreeMap::new(), done: BTreeMap::new() };
-        let bytes = match fs::read(&path) {
+        let bytes = match read_regular(&path, MAX_STATE_BYTES) {
             Ok(bytes) => bytes,
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(manifest),
             Err(cause) => return Err(ConvertError::at("read", &path, cause)),
@@ -138,7 +139,7 @@ impl Manifest {
 
 /// Where the source is that a conversion into `dir` was begun from, if there is a record that says so.
 pub fn begun_from(dir: &Path) -> Option<String> {
-    let map = parse_object(&fs::read(dir.join(MANIFEST)).ok()?).ok()?;
+    let map = parse_object(&read_regular(&dir.join(MANIFEST), MAX_STATE_BYTES).ok()?).ok()?;
     map.get(FROM)?.as_str().map(str::to_owned)
 }
 

@@ -25,6 +25,7 @@ use std::fs;
 use std::path::Path;
 
 use forebay_core::CancelToken;
+use forebay_io::file::read_regular;
 use forebay_model::ModelSpec;
 use forebay_model::families::glm;
 use forebay_model::families::roles::Role;
@@ -284,7 +285,7 @@ impl Job {
         }
         if let Some(container) = &self.container {
             small.push(("config.json", self.config.clone()));
-            container::finish(container, &self.plan.outputs, dir, &small)?;
+            container::finish(container, &self.plan.outputs, dir, &small, source.on_hub())?;
             leave(dir);
             return Ok(());
         }
@@ -323,7 +324,7 @@ fn leave(dir: &Path) {
 
 /// Writes a small file unless it is there.
 fn put(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), ConvertError> {
-    match fs::read(dir.join(name)) {
+    match read_regular(&dir.join(name), bytes.len() as u64) {
         Ok(found) if found == bytes => Ok(()),
         _ => Ok(write_whole(dir, name, bytes)?),
     }

@@ -15,6 +15,7 @@ use super::error::ConvertError;
 use crate::digest::{Digest, FileDigest, hash_file};
 use crate::known::Known;
 use crate::output::file;
+use crate::pack::identity;
 
 /// The largest of the small files that are copied.
 const MAX_TEXT_BYTES: u64 = 256 << 20;
@@ -63,6 +64,11 @@ pub trait Source {
     fn is_unchanged(&self, path: &Path, planned: &SourceFile) -> Result<bool, ConvertError> {
         let (size, tensors) = read_header(path)?;
         Ok(size == planned.size && tensors == planned.tensors)
+    }
+
+    /// Repository and commit, if the source is on a hub.
+    fn on_hub(&self) -> Option<(String, String)> {
+        None
     }
 
     /// Whether the weights were quantised before, by something else: then what is lost on top is measured.
@@ -163,6 +169,10 @@ impl Source for LocalFolder {
 
     fn keeps_files(&self) -> bool {
         true
+    }
+
+    fn on_hub(&self) -> Option<(String, String)> {
+        identity::cached_as(&self.dir)
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ureq::Agent;
-use ureq::http::{HeaderMap, Request, Response, StatusCode};
+use ureq::http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 
 use super::backoff::retry_after;
@@ -175,6 +175,7 @@ impl Client {
             }
             if matches!(status.as_u16(), 200 | 206) {
                 let (parts, body) = response.into_parts();
+                check_encoding(&url, &parts.headers)?;
                 let body = Paced::new(body.into_reader(), self.setup.stall);
                 return Ok(Reply { url, status, headers: parts.headers, body });
             }
@@ -323,6 +324,22 @@ impl Setup {
             .input_buffer_size(256 << 10)
             .build()
             .new_agent()
+    }
+}
+
+/// An error if a body is not sent as it is. Nothing else was asked for, and what is counted, placed and hashed are the
+/// bytes of the file.
+fn check_encoding(url: &Url, headers: &HeaderMap) -> Result<(), GetError> {
+    let plain = |value: &&HeaderValue| {
+        value.to_str().is_ok_and(|value| matches!(&*value.trim().to_ascii_lowercase(), "" | "identity"))
+    };
+    match headers.get_all("content-encoding").iter().find(|value| !plain(value)) {
+        None => Ok(()),
+        Some(encoding) => {
+            let found: String =
+                format!("with a body in the encoding {encoding:?}").chars().take(100).collect();
+            Err(GetError::Status { url: url.to_string(), found, expected: "its bytes as they are" })
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use super::FileError;
+use super::behind::Behind;
 
 /// What an incomplete file's name ends with.
 pub const PARTIAL: &str = ".partial";
@@ -16,7 +17,7 @@ pub const PARTIAL: &str = ".partial";
 pub struct NewFile {
     dir: PathBuf,
     name: String,
-    file: File,
+    file: Behind,
     published: bool,
 }
 
@@ -25,7 +26,7 @@ impl NewFile {
     pub fn create(dir: &Path, name: &str) -> Result<Self, FileError> {
         let path = partial(dir, name);
         let file = File::create(&path).map_err(|cause| FileError::new("create", &path, cause))?;
-        Ok(Self { dir: dir.to_owned(), name: name.to_owned(), file, published: false })
+        Ok(Self { dir: dir.to_owned(), name: name.to_owned(), file: Behind::new(file), published: false })
     }
 
     /// Appends bytes.
@@ -35,7 +36,7 @@ impl NewFile {
 
     /// Makes sure that the bytes are on the disk, and gives the file its name.
     pub fn publish(mut self) -> Result<(), FileError> {
-        self.file.sync_all().map_err(|cause| self.failed("write", cause))?;
+        self.file.sync().map_err(|cause| self.failed("write", cause))?;
         publish(&self.dir, &self.name)?;
         self.published = true;
         Ok(())

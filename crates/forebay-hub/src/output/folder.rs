@@ -9,6 +9,9 @@ use serde_json::{Map, Value};
 
 use super::FileError;
 
+/// The longest file that a run leaves behind for the next one to read.
+pub const MAX_STATE_BYTES: u64 = 256 << 20;
+
 /// The names in `dir`.
 pub fn names(dir: &Path) -> Result<BTreeSet<String>, FileError> {
     let failed = |cause| FileError::new("list", dir, cause);

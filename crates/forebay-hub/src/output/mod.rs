@@ -2,8 +2,10 @@
 //!
 //! - [`ordered`]: threads make pieces, one takes them in order.
 //! - [`file`](mod@file): files that are there as a whole or not at all.
+//! - [`behind`]: bytes on their way to the disk while further ones are made.
 //! - [`folder`]: who writes to a folder, and how much room its disk has.
 
+pub mod behind;
 pub mod file;
 pub mod folder;
 pub mod ordered;

@@ -7,6 +7,7 @@ use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use forebay_io::file::read_regular;
 use forebay_store::folder::UNFINISHED_PACK;
 use forebay_store::json::parse_object;
 use forebay_store::native::header::Checked;
@@ -16,7 +17,7 @@ use super::error::PackError;
 use super::scan::scan;
 use super::{Codes, hex};
 use crate::output::file::{self, PARTIAL};
-use crate::output::folder::{free_bytes, lock, names};
+use crate::output::folder::{MAX_STATE_BYTES, free_bytes, lock, names};
 
 /// Held while a process writes.
 const LOCK: &str = "pack.lock";
@@ -61,7 +62,8 @@ impl Folder {
 
     fn read_progress(&mut self) -> Result<(), PackError> {
         let path = self.dir.join(UNFINISHED_PACK);
-        let bytes = fs::read(&path).map_err(|cause| PackError::at("read", &path, cause))?;
+        let bytes =
+            read_regular(&path, MAX_STATE_BYTES).map_err(|cause| PackError::at("read", &path, cause))?;
         let found = parse_object(&bytes).unwrap_or_default();
         if found.get("of") != Some(&self.stamp) {
             return Err(PackError::Other { dir: self.dir.clone() });

@@ -111,25 +111,28 @@ fn sample(path: &Path, size: u64, sha: &mut Sha256) -> std::io::Result<()> {
 /// Repository, revision and digests, where the folder is one of the hub's cache: that one is named after the
 /// revision, and its files are links to files that are named after their digests.
 pub fn source(catalog: &Catalog, dir: &Path) -> Source {
-    let real = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
-    let name = |path: Option<&Path>| {
-        path.and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
-    };
-    let (revision, above) = (name(Some(&real)), real.parent());
-    let repository = name(above.and_then(Path::parent));
-    let repository = repository.strip_prefix("models--").map(|repository| repository.replacen("--", "/", 1));
-    let cached = name(above) == "snapshots" && digits(&revision, 40);
-    let (repository, revision) = match repository.filter(|_| cached) {
-        Some(repository) => (repository, revision),
-        None => Default::default(),
-    };
+    let (repository, revision) = cached_as(dir).unwrap_or_default();
     let file = |shard: &forebay_store::catalog::Shard| {
         let target = shard.path.canonicalize().ok();
-        let in_blobs = name(target.as_deref().and_then(Path::parent)) == "blobs";
-        let sha256 = from_hex(&name(target.as_deref())).filter(|_| in_blobs);
+        let in_blobs = last_name(target.as_deref().and_then(Path::parent)) == "blobs";
+        let sha256 = from_hex(&last_name(target.as_deref())).filter(|_| in_blobs);
         SourceFile { name: shard.name(), size: shard.size, sha256 }
     };
     Source { repository, revision, files: catalog.shards().iter().map(file).collect() }
+}
+
+/// Repository and revision that the folder `dir` is of, if it is one of the hub's cache.
+pub fn cached_as(dir: &Path) -> Option<(String, String)> {
+    let real = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
+    let (revision, above) = (last_name(Some(&real)), real.parent());
+    let repository = last_name(above.and_then(Path::parent));
+    let repository = repository.strip_prefix("models--")?.replacen("--", "/", 1);
+    let cached = last_name(above) == "snapshots" && digits(&revision, 40);
+    cached.then_some((repository, revision))
+}
+
+fn last_name(path: Option<&Path>) -> String {
+    path.and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
 fn digits(text: &str, count: usize) -> bool {

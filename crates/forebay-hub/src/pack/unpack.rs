@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::error::PackError;
 use super::folder::Folder;
 use super::{Codes, ExpertBytes, PackOptions, Packed, coded, expert, identity};
+use crate::output::behind::Behind;
 use crate::output::ordered::in_order;
 use crate::safetensors::{self, Describe};
 
@@ -70,7 +71,9 @@ pub fn unpack(
             progress(there, done.total);
         };
         let path = folder.partial(&out.name);
-        let file = File::create(&path).map_err(|cause| PackError::at("create", &path, cause))?;
+        let create =
+            || File::create(&path).and_then(|file| file.set_len(out.size).map(|()| Behind::new(file)));
+        let file = create().map_err(|cause| PackError::at("create", &path, cause))?;
         let (crcs, cancel) = (vec![0; out.tensors.len()], options.cancel);
         let mut writer = Writer { out, path: &path, file, at: 0, crcs, cancel, written: &mut written };
         writer.write(header, &shards, options.threads)?;
@@ -217,7 +220,7 @@ fn layer_tensors(header: &Header, layer: &Layer) -> Option<Vec<OutTensor>> {
 struct Writer<'a> {
     out: &'a Output,
     path: &'a Path,
-    file: File,
+    file: Behind,
     /// Where the file is written next.
     at: u64,
     /// The checksum of what was written of each tensor.
@@ -233,8 +236,7 @@ impl Writer<'_> {
             Some(layer) => self.experts(header, &header.layers[layer], shards, threads)?,
             None => self.residents(header, shards)?,
         }
-        self.file.set_len(self.out.size).map_err(|cause| PackError::at("write", self.path, cause))?;
-        self.file.sync_all().map_err(|cause| PackError::at("write", self.path, cause))
+        self.file.sync().map_err(|cause| PackError::at("write", self.path, cause))
     }
 
     fn put(&mut self, offset: u64, bytes: &[u8]) -> Result<(), PackError> {

@@ -17,6 +17,7 @@ use super::expert;
 use super::folder::Folder;
 use super::plan::Plan;
 use super::{Codes, ExpertBytes, PackOptions, Packed, coded, identity};
+use crate::output::behind::Behind;
 use crate::output::ordered::in_order;
 
 /// Bytes of a resident tensor that are copied at a time.
@@ -183,7 +184,7 @@ fn expected_share(plan: &Plan, missing: &[usize], shards: &[Shard]) -> Result<f6
 /// A file that is being written, front to back.
 struct Output<'a> {
     path: &'a Path,
-    file: BufWriter<File>,
+    file: BufWriter<Behind>,
     at: u64,
     cancel: &'a CancelToken,
     written: &'a mut dyn FnMut(u64),
@@ -196,7 +197,7 @@ impl<'a> Output<'a> {
         written: &'a mut dyn FnMut(u64),
     ) -> Result<Self, PackError> {
         let file = File::create(path).map_err(|cause| PackError::at("create", path, cause))?;
-        Ok(Self { path, file: BufWriter::new(file), at: 0, cancel, written })
+        Ok(Self { path, file: BufWriter::new(Behind::new(file)), at: 0, cancel, written })
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), PackError> {
@@ -222,8 +223,8 @@ impl<'a> Output<'a> {
     fn finish(mut self, size: u64) -> Result<(), PackError> {
         self.pad_to(size)?;
         let failed = |cause| PackError::at("write", self.path, cause);
-        let file = self.file.into_inner().map_err(|error| failed(error.into_error()))?;
-        file.sync_all().map_err(failed)
+        let mut file = self.file.into_inner().map_err(|error| failed(error.into_error()))?;
+        file.sync().map_err(failed)
     }
 }
 

@@ -13,6 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use forebay_core::CancelToken;
+use forebay_io::file::read_regular;
 use forebay_store::json::parse_object;
 use serde_json::{Map, Value, json};
 
@@ -22,7 +23,7 @@ use crate::digests::{Digests, write_json};
 use crate::known::KnownError;
 use crate::output::FileError;
 use crate::output::file::modified;
-use crate::output::folder::files;
+use crate::output::folder::{MAX_STATE_BYTES, files};
 
 /// How often progress is told.
 const TICK: Duration = Duration::from_millis(100);
@@ -53,7 +54,10 @@ impl State {
     fn open(path: &Path) -> Self {
         let entry =
             |value: &Value| Some((FileDigest::parse(value)?, value.get("modified")?.as_str()?.parse().ok()?));
-        let map = fs::read(path).ok().and_then(|bytes| parse_object(&bytes).ok()).unwrap_or_default();
+        let map = read_regular(path, MAX_STATE_BYTES)
+            .ok()
+            .and_then(|bytes| parse_object(&bytes).ok())
+            .unwrap_or_default();
         let done = map.iter().filter_map(|(name, value)| Some((name.clone(), entry(value)?))).collect();
         Self { path: path.to_owned(), done }
     }

@@ -387,6 +387,34 @@ fn an_answer_that_would_fill_the_memory_is_refused() {
     assert!(matches!(error, GetError::Answer { .. }) && error.to_string().contains("8 MiB"), "{error}");
 }
 
+/// Bytes that were packed for the way are not those of the file: nobody asked for them.
+#[test]
+fn bodies_in_another_encoding_are_refused_and_named() {
+    let (server, dir) = (server(), TempDir::new().unwrap());
+    for encoding in ["gzip", "identity, br", "\u{e9}"] {
+        server.faults(|faults| faults.encoding = Some(encoding));
+        let error = get(&server, dir.path()).unwrap_err();
+        assert!(matches!(error, GetError::Status { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("encoding") && text.contains("as they are") && text.is_ascii(), "{text}");
+        assert!(names(dir.path()).is_empty());
+    }
+    // The listing was in order, a file is not.
+    server.faults(|faults| faults.encoding = None);
+    let hub = Hub::new(&config(&server)).unwrap();
+    let cancel = CancelToken::new();
+    let watch = Watch { cancel: &cancel, seen: &|_| {} };
+    let prepared = hub.prepare(&request(Target::Folder(dir.path().to_owned())), &watch).unwrap();
+    server.faults(|faults| faults.encoding = Some("deflate"));
+    let error = prepared.run(&watch).unwrap_err();
+    assert!(error.to_string().contains("\"deflate\""), "{error}");
+    for plain in ["identity", "Identity", ""] {
+        server.faults(|faults| faults.encoding = Some(plain));
+        get(&server, dir.path()).unwrap();
+    }
+    assert_complete(dir.path());
+}
+
 #[test]
 fn servers_without_ranges_give_whole_files() {
     let (server, dir) = (server(), TempDir::new().unwrap());

@@ -34,12 +34,17 @@ pub use queue::{Gauge, Priority};
 /// What turns the bytes of a file into the bytes of a slab, on the worker that
 /// read them (for example a quantiser, or a decoder).
 pub trait Transform: Send + Sync {
-    /// Bytes to read first; segments of the job land in a scratch buffer of this
-    /// length instead of the slab.
+    /// Bytes to read first; segments of the job count in these.
     fn raw_len(&self) -> usize;
 
-    /// Makes the job's `len` bytes of slab from the raw bytes. An error says what
-    /// is wrong with the raw bytes; it (or a panic) fails the job, not the process.
+    /// Whether they are read to the end of the job's `len` bytes of slab, which must have room for them; otherwise they
+    /// are read into a scratch buffer of the worker's.
+    fn reads_into_slab(&self) -> bool {
+        false
+    }
+
+    /// Makes the job's `len` bytes of slab from the raw bytes; `raw` is empty if they are in the slab. An error says
+    /// what is wrong with the raw bytes; it (or a panic) fails the job, not the process.
     fn apply(&self, raw: &[u8], slab: &mut [u8]) -> Result<(), Box<dyn std::error::Error + Send + Sync>>;
 }
 
@@ -47,7 +52,7 @@ pub trait Transform: Send + Sync {
 pub struct Job {
     /// Returned with the completion; means nothing to the reader.
     pub tag: u64,
-    /// What to read. `dst` counts in the slab or, with a transform, in its raw buffer.
+    /// What to read. `dst` counts in the slab or, with a transform, in its raw bytes.
     pub segments: Arc<[ReadSegment]>,
     /// CRC32C that the bytes of the job's only segment must have; what has another comes from the next root,
     /// or is an error. With several segments there is none.
@@ -161,7 +166,7 @@ pub struct ReaderConfig {
     pub ahead: usize,
     /// Bytes after which a job of lower priority looks for demands, in whole pages.
     pub piece: usize,
-    /// Bytes of raw buffer a worker may hold; 0 if no job has a transform.
+    /// Bytes of raw buffer a worker may hold; 0 if no job has a transform that needs one.
     pub scratch_per_worker: usize,
     /// Who reads.
     pub backend: Backend,

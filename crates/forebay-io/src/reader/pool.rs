@@ -74,17 +74,39 @@ impl Filling<'_> {
         let slab = self.shared.target(segments, slab, len)?;
         match transform {
             None => self.read(segments, slab, true)?,
+            Some(transform) if transform.reads_into_slab() => {
+                let (len, raw_len) = (slab.len(), transform.raw_len());
+                let behind = |segment: &ReadSegment| ReadSegment {
+                    // What has no room is far outside then, and is found to be.
+                    dst: len
+                        .checked_sub(raw_len)
+                        .map_or(usize::MAX, |start| start.saturating_add(segment.dst)),
+                    ..*segment
+                };
+                self.read(&segments.iter().map(behind).collect::<Vec<_>>(), slab, true)?;
+                self.transform(transform, segments, &[], slab)?;
+            }
             Some(transform) => {
                 let raw = raw_buffer(self.shared, scratch, transform.raw_len())?;
                 // The raw buffer starts anywhere, so direct reads cannot go there.
                 self.read(segments, raw, false)?;
-                transform.apply(raw, slab).map_err(|reason| {
-                    let (path, offset) = self.shared.place(segments);
-                    ReadError::Transform { path, offset, reason: reason.to_string() }
-                })?;
+                self.transform(transform, segments, raw, slab)?;
             }
         }
         Ok(JobStats::new(self.bytes, &self.tally, self.checks, self.root, self.start))
+    }
+
+    fn transform(
+        &self,
+        transform: &dyn Transform,
+        segments: &[ReadSegment],
+        raw: &[u8],
+        slab: &mut [u8],
+    ) -> Result<(), ReadError> {
+        transform.apply(raw, slab).map_err(|reason| {
+            let (path, offset) = self.shared.place(segments);
+            ReadError::Transform { path, offset, reason: reason.to_string() }
+        })
     }
 
     /// Reads every segment to its place.

@@ -33,7 +33,7 @@ pub struct LayerExperts {
     /// Bytes of one expert in its slab, at most.
     pub slab_len: usize,
     /// Per expert, what to read. Destinations count in the slab or, with a
-    /// transform of its own, in its raw buffer.
+    /// transform of its own, in its raw bytes.
     pub experts: Vec<Arc<[ReadSegment]>>,
     /// CRC32C of what each expert's one read brings; empty if the files have none.
     pub checks: Vec<u32>,
@@ -186,7 +186,11 @@ impl LayerExperts {
             let transform = self.transforms.get(expert as usize).and_then(Option::as_ref);
             let room = transform.map_or(slab_len, |transform| transform.raw_len());
             let limit = reader.scratch_per_worker();
-            if transform.is_some() && room > limit {
+            let in_slab = transform.is_some_and(|transform| transform.reads_into_slab());
+            if in_slab && room > slab_len {
+                return Err(ConfigError::SlabTooSmall { layer, class, slab_len: room, slab_bytes: slab_len });
+            }
+            if transform.is_some() && !in_slab && room > limit {
                 return Err(ConfigError::ScratchTooSmall { layer, needed: room, limit });
             }
             for &segment in segments.iter() {

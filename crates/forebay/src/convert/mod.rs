@@ -4,7 +4,6 @@ mod checked;
 mod quality;
 
 use std::path::Path;
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use forebay_core::{ByteSize, CancelToken};
@@ -30,8 +29,7 @@ pub fn run(args: &ConvertArgs) -> Result<(), Failure> {
     // Read now: nobody wants to learn after hours that the name was mistyped.
     let text = args.check_text.as_deref().map(prompt::read_file).transpose()?;
     let interrupt = Interrupt::install()?;
-    let progress = OnceLock::new();
-    let begun = Begun { args, progress: &progress };
+    let begun = Begun { args };
     let started = Instant::now();
     let source = Given::of(args)?;
     if source == Given::Folder {
@@ -51,7 +49,6 @@ pub fn run(args: &ConvertArgs) -> Result<(), Failure> {
         }
         Given::Repository => begun.fetch_and_convert(cancel),
     });
-    drop(progress);
     let (Some(done), time) = (done?, started.elapsed()) else { return Ok(()) };
     let report = Checked::of(&args.out);
     let source = args.source.is_dir().then_some(args.source.as_path());
@@ -113,8 +110,6 @@ impl Given {
 /// A conversion under way.
 struct Begun<'a> {
     args: &'a ConvertArgs,
-    /// There once the work has begun.
-    progress: &'a OnceLock<Progress>,
 }
 
 impl Begun<'_> {
@@ -130,11 +125,7 @@ impl Begun<'_> {
         })?;
         let hub = Hub::new(&surroundings::config(&args.hub)?)?;
         let notes = Notes::default();
-        let seen = |event| {
-            if let Some(progress) = self.progress.get() {
-                notes.say(&event, progress);
-            }
-        };
+        let seen = |event| notes.say(&event);
         let watch = Watch { cancel, seen: &seen };
         let asking = Progress::start("asking the hub", Unit::Bytes, 0);
         let mut source = HubSource::open(&hub, &repo, &revision, &args.out, watch)?;
@@ -171,8 +162,7 @@ impl Begun<'_> {
             ByteSize(job.result_bytes()),
             ByteSize(job.memory_bound(threads)),
         ));
-        let progress =
-            self.progress.get_or_init(|| Progress::start("converting", Unit::Bytes, job.plan.bytes()));
+        let progress = Progress::start("converting", Unit::Bytes, job.plan.bytes());
         let done = job.run(source, &args.out, cancel, &mut |done, total| progress.update(done, total))?;
         Ok(Some(done))
     }

@@ -78,7 +78,7 @@ fn report(machine: &Machine, isa: Isa, plan: Option<&Result<Plan, PlanError>>, a
     let mut text = String::new();
     let mut row = |name: &str, value: &str| {
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "{name:<20}{}", console::printable(value));
+        let _ = writeln!(text, "{name:<20}{}", console::one_line(value));
     };
     let count = |n: Option<usize>| n.map_or("an unknown number of".to_owned(), |n| n.to_string());
     let size = |bytes: Option<u64>| bytes.map_or("unknown".to_owned(), |bytes| ByteSize(bytes).to_string());

@@ -14,7 +14,7 @@ use crate::args::GetArgs;
 use crate::console::{self, Output};
 use crate::failure::{Exit, Failure};
 use crate::interrupt::Interrupt;
-use crate::progress::{Progress, Unit};
+use crate::progress::{self, Progress, Unit};
 
 use needs::Needs;
 
@@ -55,10 +55,10 @@ fn look<'h>(
     request: &Request,
     cancel: &CancelToken,
 ) -> Result<(Prepared<'h>, Option<Needs>), Failure> {
-    let progress = Progress::start("asking the hub", Unit::Bytes, 0);
+    let _asking = Progress::start("asking the hub", Unit::Bytes, 0);
     let waiting = |event| {
         if let Event::Waiting { why, pause, .. } = event {
-            progress.note(&format!("{why}; trying again in {:.1} s", pause.as_secs_f64()));
+            progress::note(&format!("{why}; trying again in {:.1} s", pause.as_secs_f64()));
         }
     };
     let watch = Watch { cancel, seen: &waiting };
@@ -76,18 +76,18 @@ pub struct Notes {
 
 impl Notes {
     /// Says what happened, unless it is too common to be worth it.
-    pub fn say(&self, event: &Event, progress: &Progress) {
+    pub fn say(&self, event: &Event) {
         match event {
             Event::Waiting { what, why, pause } if *pause >= WORTH_A_NOTE => {
                 let Ok(mut waited) = self.waited.lock() else { return };
                 if waited.is_none_or(|at| at.elapsed() >= NOTE_EVERY) {
-                    progress.note(&format!("{what}: {why}; trying again in {} s", pause.as_secs()));
+                    progress::note(&format!("{what}: {why}; trying again in {} s", pause.as_secs()));
                     *waited = Some(Instant::now());
                 }
             }
-            Event::Restarted { file, why } => progress.note(&format!("{file}: {why}; it begins again")),
+            Event::Restarted { file, why } => progress::note(&format!("{file}: {why}; it begins again")),
             Event::Started { file, bytes } => {
-                progress.note(&format!("fetching {file}, {}", ByteSize(*bytes)))
+                progress::note(&format!("fetching {file}, {}", ByteSize(*bytes)))
             }
             _ => {}
         }
@@ -107,7 +107,7 @@ fn fetch(prepared: &Prepared<'_>, cancel: &CancelToken) -> Result<Got, Failure> 
                     *so_far = (done, total);
                 }
             }
-            other => notes.say(&other, &progress),
+            other => notes.say(&other),
         },
     };
     let got = prepared.run(&watch);
@@ -160,7 +160,7 @@ fn page(prepared: &Prepared<'_>, needs: Option<&Needs>, margin: ByteSize) -> Str
     };
     rows.push(("disk", disk));
     rows.extend(needs.iter().flat_map(|needs| needs.rows()));
-    rows.into_iter().map(|(name, text)| format!("{name:<10}{}\n", console::printable(&text))).collect()
+    rows.into_iter().map(|(name, text)| format!("{name:<10}{}\n", console::one_line(&text))).collect()
 }
 
 fn summary(prepared: &Prepared<'_>, got: &Got, time: Duration) -> String {

@@ -18,7 +18,7 @@ struct Page(String);
 impl Page {
     fn row(&mut self, name: &str, value: impl Display) {
         // Writing to a string cannot fail.
-        let _ = writeln!(self.0, "{name:<10}{}", console::printable(&value.to_string()));
+        let _ = writeln!(self.0, "{name:<10}{}", console::one_line(&value.to_string()));
     }
 
     /// A share of the level above.

@@ -7,9 +7,10 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use forebay_testkit::disk::SmallDisk;
+use forebay_testkit::hub::{Hub, REPO};
 use tempfile::TempDir;
 
-use crate::support::{Done, arg, command, demo, forebay};
+use crate::support::{Done, arg, command, demo, forebay, online};
 
 /// A BF16 checkpoint of some ten megabytes in several files, with MTP layer and indexer.
 pub fn checkpoint() -> TempDir {
@@ -317,6 +318,17 @@ fn what_cannot_be_converted_is_refused_before_anything_is_written() {
     let help = Command::new(env!("CARGO_BIN_EXE_forebay")).args(["convert", "--help"]).output().unwrap();
     let help = String::from_utf8_lossy(&help.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(help.contains("20.00 GB"), "{help}");
+}
+
+/// Nobody should wonder why nothing happens, least of all before there is anything to convert.
+#[test]
+fn pauses_while_the_hub_is_asked_are_said() {
+    let (source, out) = (checkpoint(), TempDir::new().unwrap());
+    let hub = Hub::start(model_files(source.path()), 100_000).unwrap();
+    hub.faults(|faults| faults.limited = (1, "2"));
+    let args = ["convert", REPO, arg(out.path()), "--plan", "--endpoint", &hub.url];
+    let done = Done::of(online(&args).output().expect("the binary starts")).ok();
+    assert!(done.stderr.contains("429") && done.stderr.contains("again in 2 s"), "{}", done.stderr);
 }
 
 #[test]

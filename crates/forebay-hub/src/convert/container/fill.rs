@@ -10,12 +10,15 @@ use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use forebay_core::CancelToken;
+use forebay_io::file::read_regular;
 
 use super::super::error::ConvertError;
 use super::super::write::HashedFile;
 use super::route::{Place, Route, What};
 use super::{ASIDE, Container, inner, path, read_exact_at};
 use crate::digest::FileDigest;
+use crate::output::behind::Behind;
+use crate::output::folder::MAX_STATE_BYTES;
 use crate::pack::expert;
 use crate::pack::identity::{SAMPLES, sample_of};
 
@@ -48,7 +51,8 @@ pub struct Made {
 /// Reads it.
 pub fn made(dir: &Path, number: usize, route: &Route) -> Result<Made, ConvertError> {
     let path = dir.join(made_name(number));
-    let bytes = fs::read(&path).map_err(|cause| ConvertError::at("read", &path, cause))?;
+    let bytes =
+        read_regular(&path, MAX_STATE_BYTES).map_err(|cause| ConvertError::at("read", &path, cause))?;
     let (words, pages) =
         bytes.split_at_checked(4 * route.places.len()).ok_or_else(|| inner("it is cut short"))?;
     let crcs = words.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
@@ -187,7 +191,7 @@ impl<'a> Fill<'a> {
     }
 
     /// Everything went by: makes sure that it is on the disk, and writes the small file that says so.
-    pub fn publish(self) -> Result<FileDigest, ConvertError> {
+    pub fn publish(mut self) -> Result<FileDigest, ConvertError> {
         if self.at != self.bytes {
             return Err(inner("a file is shorter than planned"));
         }
@@ -205,7 +209,7 @@ impl<'a> Fill<'a> {
 pub struct Files<'a> {
     pub dir: &'a Path,
     pub container: &'a Container,
-    pub open: BTreeMap<usize, (File, PathBuf)>,
+    pub open: BTreeMap<usize, (Behind, PathBuf)>,
 }
 
 impl Files<'_> {
@@ -217,7 +221,7 @@ impl Files<'_> {
     }
 
     /// File `number`. One that is not there begins as nothing but a hole.
-    fn file(&mut self, number: usize) -> Result<&mut (File, PathBuf), ConvertError> {
+    fn file(&mut self, number: usize) -> Result<&mut (Behind, PathBuf), ConvertError> {
         if !self.open.contains_key(&number) {
             let planned = &self.container.plan.header.files[number];
             let path = path(self.dir, &planned.name);
@@ -229,16 +233,16 @@ impl Files<'_> {
                 Ok(file)
             };
             let file = open().map_err(|cause| ConvertError::at("create", &path, cause))?;
-            self.open.insert(number, (file, path));
+            self.open.insert(number, (Behind::new(file), path));
         }
         self.open.get_mut(&number).ok_or_else(|| inner("a file is not open"))
     }
 
     /// Makes sure that what was written is on the disk.
-    pub fn sync(&self) -> Result<(), ConvertError> {
-        let sync = |(file, path): &(File, PathBuf)| {
-            file.sync_all().map_err(|cause| ConvertError::at("write", path, cause))
+    pub fn sync(&mut self) -> Result<(), ConvertError> {
+        let sync = |(file, path): &mut (Behind, PathBuf)| {
+            file.sync().map_err(|cause| ConvertError::at("write", path, cause))
         };
-        self.open.values().try_for_each(sync)
+        self.open.values_mut().try_for_each(sync)
     }
 }

@@ -15,15 +15,17 @@ use super::{Container, PackPlan, path};
 use crate::output::file::{PARTIAL, publish, write_whole};
 use crate::pack::{PackError, identity, row_table};
 
-/// Completes the container in `dir`, into which all of `outputs` went. `small` are the configuration files. The header
-/// comes last: until then the folder is no model.
+/// Completes the container in `dir`, into which all of `outputs` went. `small` are the configuration files, `on_hub`
+/// repository and commit that it was made of, if it was. The header comes last: until then the folder is no model.
 pub fn finish(
     container: &Container,
     outputs: &[Output],
     dir: &Path,
     small: &[(&str, Vec<u8>)],
+    on_hub: Option<(String, String)>,
 ) -> Result<(), ConvertError> {
     let mut header = container.plan.header.clone();
+    (header.source.repository, header.source.revision) = on_hub.unwrap_or_default();
     let find = |name: &&str| small.iter().find(|(found, _)| found == name);
     let side_files = identity::SIDE_FILES.iter().filter_map(find);
     header.side_files = side_files.map(|(name, bytes)| identity::side_file(name, bytes)).collect();

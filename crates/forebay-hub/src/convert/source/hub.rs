@@ -168,4 +168,8 @@ impl Source for HubSource<'_> {
     fn keeps_files(&self) -> bool {
         false
     }
+
+    fn on_hub(&self) -> Option<(String, String)> {
+        Some((self.listing.repo.to_string(), self.listing.commit.clone()))
+    }
 }
