@@ -281,6 +281,33 @@ proptest! {
     }
 }
 
+/// What lies in the result's folder under the names of what is written: pipes are not waited for, links not followed.
+#[cfg(unix)]
+#[test]
+fn what_lies_in_the_way_is_not_written_through() {
+    let (whole, cancel) = (tempfile::tempdir().unwrap(), CancelToken::new());
+    convert(&golden("fp8"), whole.path(), int4_g64()).unwrap();
+    for link in [false, true] {
+        let (out, other) = (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
+        // Begun, so that it is a conversion's folder.
+        let mut source = LocalFolder::new(&golden("fp8"));
+        let job = Job::new(&mut source, int4_g64()).unwrap();
+        cancel.cancel();
+        assert!(job.run(&mut source, out.path(), &cancel, &mut |_, _| {}).is_err());
+        for name in ["out-00001.safetensors.partial", "config.json.partial", "forebay-convert.json.partial"] {
+            let path = out.path().join(name);
+            let _ = fs::remove_file(&path);
+            match link {
+                true => std::os::unix::fs::symlink(other.path(), &path).unwrap(),
+                false => assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success()),
+            }
+        }
+        convert(&golden("fp8"), out.path(), int4_g64()).unwrap();
+        assert!(model_files(out.path()) == model_files(whole.path()));
+        assert_eq!(fs::metadata(other.path()).unwrap().len(), 0);
+    }
+}
+
 /// Whoever opened the pipe would wait for ever.
 #[cfg(unix)]
 #[test]

@@ -481,5 +481,9 @@ fn what_is_no_file_is_not_packed() {
             assert!(error.contains(name) && error.contains("not a regular file"), "{error}");
             fs::remove_file(&path).unwrap();
         }
+        // A file of a terabyte of nothing takes no disk, and must take no memory.
+        fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
+        let error = pack(source.path(), out.path()).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains("longer than"), "{error}");
     }
 }

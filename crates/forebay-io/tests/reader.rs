@@ -208,7 +208,7 @@ fn raw_bytes_may_be_read_to_the_end_of_the_slab() {
     for access in [Access::Direct, Access::Buffered] {
         let opened = open_files(&[&path], access).unwrap();
         let reader = reader(opened.shards, 1, 0);
-        let arena = arena(6 * 4096, 1);
+        let arena = arena(6 * 4096, 2);
         let run = |len, check, segment, raw_len| {
             let transform = Some(Arc::new(TurnRound { raw_len }) as _);
             let (segments, slab) = ([segment].into(), arena.take(0).unwrap());

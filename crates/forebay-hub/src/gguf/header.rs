@@ -2,9 +2,10 @@
 //! before it is used, and memory is taken only for bytes that are there.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fs::File;
 use std::io::{BufReader, ErrorKind, Read};
 use std::path::Path;
+
+use forebay_io::file::open_regular;
 
 use super::error::GgufError;
 use super::kind::{Kind, name_of};
@@ -83,7 +84,7 @@ impl Header {
             let what = "it is not a regular file";
             return Err(GgufError::Io(std::io::Error::new(ErrorKind::InvalidInput, what)));
         }
-        let file = File::open(path).map_err(GgufError::Io)?;
+        let file = open_regular(path).map_err(GgufError::Io)?;
         Ok((meta.len(), Self::parse(BufReader::new(file), meta.len())?))
     }
 

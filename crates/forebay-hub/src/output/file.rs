@@ -25,7 +25,7 @@ impl NewFile {
     /// Begins the file `name` of `dir`, anew if it was begun before.
     pub fn create(dir: &Path, name: &str) -> Result<Self, FileError> {
         let path = partial(dir, name);
-        let file = File::create(&path).map_err(|cause| FileError::new("create", &path, cause))?;
+        let file = begin(&path).map_err(|cause| FileError::new("create", &path, cause))?;
         Ok(Self { dir: dir.to_owned(), name: name.to_owned(), file: Behind::new(file), published: false })
     }
 
@@ -53,6 +53,15 @@ impl Drop for NewFile {
             // If this fails, the next run replaces it.
             let _ = fs::remove_file(partial(&self.dir, &self.name));
         }
+    }
+}
+
+/// Begins the file at `path` anew. What is there is removed before: nothing is written through a link to somewhere else,
+/// and nobody waits for the other end of a pipe.
+pub fn begin(path: &Path) -> io::Result<File> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => File::create_new(path),
     }
 }
 
@@ -91,4 +100,28 @@ pub fn modified(meta: &Metadata) -> io::Result<u128> {
 pub fn sync_folder(dir: &Path) {
     // Not every system lets a folder be synchronised; the files themselves are on the disk already.
     let _ = File::open(dir).and_then(|dir| dir.sync_all());
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+    use std::process::Command;
+
+    #[test]
+    fn what_lies_where_a_file_begins_is_replaced_and_never_written_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let (other, link, pipe) =
+            (dir.path().join("other"), dir.path().join("link.partial"), dir.path().join("pipe.partial"));
+        fs::write(&other, "mine").unwrap();
+        symlink(&other, &link).unwrap();
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        for name in ["link", "pipe", "new"] {
+            write_whole(dir.path(), name, b"theirs").unwrap();
+            assert_eq!(fs::read(dir.path().join(name)).unwrap(), b"theirs");
+        }
+        assert_eq!(fs::read(&other).unwrap(), b"mine");
+        fs::create_dir(dir.path().join("folder.partial")).unwrap();
+        assert!(write_whole(dir.path(), "folder", b"").is_err());
+    }
 }

@@ -1,11 +1,10 @@
 //! What tells one model from another, and what is known of where it came from.
 
-use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::Path;
 
-use forebay_io::file::open_regular;
+use forebay_io::file::{open_regular, read_regular};
 use forebay_store::catalog::Catalog;
 use forebay_store::native::header::{SideFile, Source, SourceFile};
 use sha2::{Digest, Sha256};
@@ -21,6 +20,8 @@ pub const SIDE_FILES: [&str; 6] = [
     "chat_template.jinja",
     "special_tokens_map.json",
 ];
+/// The longest of them: real ones have 20 MB.
+pub const MAX_SIDE_BYTES: u64 = 256 << 20;
 /// Pages of each weight file that go into the identity.
 pub const SAMPLES: u64 = 16;
 /// Bytes of a page.
@@ -31,10 +32,8 @@ pub fn side_files(dir: &Path) -> Result<Vec<SideFile>, PackError> {
     let there = SIDE_FILES.into_iter().filter(|name| dir.join(name).exists());
     let describe = |name: &str| {
         let path = dir.join(name);
-        let mut all = Vec::new();
-        let mut each = |bytes: &[u8]| all.extend_from_slice(bytes);
-        read_all(&path, &mut each).map_err(|cause| PackError::at("read", &path, cause))?;
-        Ok(side_file(name, &all))
+        let bytes = read_regular(&path, MAX_SIDE_BYTES);
+        Ok(side_file(name, &bytes.map_err(|cause| PackError::at("read", &path, cause))?))
     };
     there.map(describe).collect()
 }
@@ -92,7 +91,7 @@ pub fn sample_of(size: u64, sample: u64) -> Range<u64> {
 
 /// The header's length and header, and pages all over the file: fine-tunes of one model have equal headers.
 fn sample(path: &Path, size: u64, sha: &mut Sha256) -> std::io::Result<()> {
-    let mut file = File::open(path)?;
+    let mut file = open_regular(path)?;
     let mut length = [0; 8];
     file.read_exact(&mut length)?;
     let mut take = |offset: u64, len: u64| {

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
+use forebay_io::file::open_regular;
 use forebay_store::native::header::Checked;
 
 /// Bytes that are read at a time.
@@ -27,7 +28,7 @@ pub fn scan(
     size: u64,
     each: &mut dyn FnMut(u64) -> io::Result<()>,
 ) -> io::Result<Scanned> {
-    let mut reader = Pieces { file: File::open(path)?, piece: Vec::new(), at: 0, told: each };
+    let mut reader = Pieces { file: open_regular(path)?, piece: Vec::new(), at: 0, told: each };
     let mut found = Scanned::default();
     let mut at = 0;
     let mut outside = start;

@@ -1,10 +1,10 @@
 //! Back to safetensors: the tensors of the source, byte for byte, in one file for the resident ones and one per layer
 //! of experts.
 
-use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 
+use forebay_io::file::read_regular;
 use forebay_io::{Access, ReadError, Shard, open_files, read_exact_at};
 use forebay_store::native::Native;
 use forebay_store::native::header::{Checked, Header, Layer, Matrix, Record};
@@ -14,6 +14,7 @@ use super::error::PackError;
 use super::folder::Folder;
 use super::{Codes, ExpertBytes, PackOptions, Packed, coded, expert, identity};
 use crate::output::behind::Behind;
+use crate::output::file::begin;
 use crate::output::ordered::in_order;
 use crate::safetensors::{self, Describe};
 
@@ -71,8 +72,7 @@ pub fn unpack(
             progress(there, done.total);
         };
         let path = folder.partial(&out.name);
-        let create =
-            || File::create(&path).and_then(|file| file.set_len(out.size).map(|()| Behind::new(file)));
+        let create = || begin(&path).and_then(|file| file.set_len(out.size).map(|()| Behind::new(file)));
         let file = create().map_err(|cause| PackError::at("create", &path, cause))?;
         let (crcs, cancel) = (vec![0; out.tensors.len()], options.cancel);
         let mut writer = Writer { out, path: &path, file, at: 0, crcs, cancel, written: &mut written };
@@ -86,10 +86,8 @@ pub fn unpack(
     let (last, others): (Vec<_>, Vec<_>) =
         header.side_files.iter().partition(|file| file.name == "config.json");
     for file in others.into_iter().chain(last) {
-        let mut bytes = Vec::new();
         let path = source.join(&file.name);
-        let read = identity::read_all(&path, &mut |piece| bytes.extend(piece));
-        read.map_err(|cause| PackError::at("read", &path, cause))?;
+        let bytes = read_regular(&path, file.size).map_err(|cause| PackError::at("read", &path, cause))?;
         folder.write_whole(&file.name, &bytes)?;
     }
     folder.complete()?;

@@ -1,10 +1,10 @@
 //! Writing a container.
 
-use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use forebay_core::CancelToken;
+use forebay_io::file::read_regular;
 use forebay_io::{Access, ReadError, Shard, open_files};
 use forebay_model::{Snapshot, SnapshotOptions};
 use forebay_store::layout::Extent;
@@ -18,6 +18,7 @@ use super::folder::Folder;
 use super::plan::Plan;
 use super::{Codes, ExpertBytes, PackOptions, Packed, coded, identity};
 use crate::output::behind::Behind;
+use crate::output::file::begin;
 use crate::output::ordered::in_order;
 
 /// Bytes of a resident tensor that are copied at a time.
@@ -112,10 +113,8 @@ pub fn pack(
         done.files += 1;
     }
     for file in &plan.header.side_files {
-        let mut bytes = Vec::new();
         let path = source.join(&file.name);
-        let read = identity::read_all(&path, &mut |piece| bytes.extend(piece));
-        read.map_err(|cause| PackError::at("read", &path, cause))?;
+        let bytes = read_regular(&path, file.size).map_err(|cause| PackError::at("read", &path, cause))?;
         folder.write_whole(&file.name, &bytes)?;
     }
     folder.write_whole(HEADER_NAME, &plan.header.to_bytes())?;
@@ -196,7 +195,7 @@ impl<'a> Output<'a> {
         cancel: &'a CancelToken,
         written: &'a mut dyn FnMut(u64),
     ) -> Result<Self, PackError> {
-        let file = File::create(path).map_err(|cause| PackError::at("create", path, cause))?;
+        let file = begin(path).map_err(|cause| PackError::at("create", path, cause))?;
         Ok(Self { path, file: BufWriter::new(Behind::new(file)), at: 0, cancel, written })
     }
 

@@ -1,12 +1,12 @@
 //! Writing one file: threads make its bytes in pieces, this one writes them in order.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
 use std::path::Path;
 
 use forebay_core::CancelToken;
+use forebay_io::file::open_regular;
 
 use super::error::SynthError;
 use super::plan::{Shard, Source, Stored};
@@ -92,7 +92,7 @@ fn pieces(tensor: &Stored) -> Vec<Piece<'_>> {
 /// Whether `path` is this shard, complete: its size and its header say so.
 pub fn is_complete(path: &Path, shard: &Shard) -> Result<bool, SynthError> {
     let failed = |cause| SynthError::at("read", path, cause);
-    let mut file = match File::open(path) {
+    let mut file = match open_regular(path) {
         Ok(file) => file,
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(cause) => return Err(failed(cause)),

@@ -10,7 +10,7 @@ use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use forebay_core::CancelToken;
-use forebay_io::file::read_regular;
+use forebay_io::file::{check_irregular, open_regular, read_regular};
 
 use super::super::error::ConvertError;
 use super::super::write::HashedFile;
@@ -77,7 +77,7 @@ pub fn is_filled(
         let planned = &container.plan.header.files[place.file];
         if open.as_ref().is_none_or(|(file, ..)| *file != place.file) {
             let path = path(dir, &planned.name);
-            let Ok(file) = File::open(&path) else { return Ok(false) };
+            let Ok(file) = open_regular(&path) else { return Ok(false) };
             if file.metadata().map_or(0, |meta| meta.len()) != planned.size {
                 return Ok(false);
             }
@@ -226,6 +226,7 @@ impl Files<'_> {
             let planned = &self.container.plan.header.files[number];
             let path = path(self.dir, &planned.name);
             let open = || {
+                check_irregular(&path)?;
                 let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
                 if file.metadata()?.len() != planned.size {
                     file.set_len(planned.size)?;
