@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::error::PackError;
 use super::folder::Folder;
-use super::{Codes, ExpertBytes, PackOptions, Packed, coded, expert, identity};
+use super::{Codes, ExpertBytes, PackOptions, Packed, coded, expert};
 use crate::output::behind::Behind;
 use crate::output::file::begin;
 use crate::output::ordered::in_order;

@@ -16,7 +16,7 @@ use super::error::PackError;
 use super::expert;
 use super::folder::Folder;
 use super::plan::Plan;
-use super::{Codes, ExpertBytes, PackOptions, Packed, coded, identity};
+use super::{Codes, ExpertBytes, PackOptions, Packed, coded};
 use crate::output::behind::Behind;
 use crate::output::file::begin;
 use crate::output::ordered::in_order;

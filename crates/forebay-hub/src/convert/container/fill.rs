@@ -112,6 +112,8 @@ pub struct Fill<'a> {
     crc: u32,
     /// Codes and scales of gate, up and down of the expert that is going by.
     held: [[Vec<u8>; 2]; 3],
+    /// Its record.
+    record: Vec<u8>,
     crcs: Vec<u32>,
     pages: Vec<Vec<u8>>,
 }
@@ -122,8 +124,8 @@ impl<'a> Fill<'a> {
         let route = &container.routes[number];
         let files = Files { dir, container, open: BTreeMap::new() };
         let pages = vec![Vec::new(); SAMPLES as usize];
-        let (held, crcs) = (Default::default(), Vec::with_capacity(route.places.len()));
-        Self { container, route, number, bytes, files, at: 0, part: 0, crc: 0, held, crcs, pages }
+        let (held, record, crcs) = (Default::default(), Vec::new(), Vec::with_capacity(route.places.len()));
+        Self { container, route, number, bytes, files, at: 0, part: 0, crc: 0, held, record, crcs, pages }
     }
 
     /// Takes the next bytes of the file.
@@ -165,14 +167,16 @@ impl<'a> Fill<'a> {
         if let What::Matrix { layer, expert, .. } = place.what {
             let header = &self.container.plan.header;
             let kind = &header.kinds[usize::from(header.layers[layer].records[expert].kind)];
-            let mut record = vec![0; kind.len as usize];
+            let record = &mut self.record;
+            record.clear();
+            record.resize(kind.len as usize, 0);
             for (matrix, [codes, scales]) in kind.matrices.iter().zip(&mut self.held) {
-                expert::put(&mut record, matrix, codes, scales);
+                expert::put(record, matrix, codes, scales);
                 codes.clear();
                 scales.clear();
             }
-            self.files.write(place.file, place.offset, &record)?;
-            self.crc = crc32c::crc32c(&record);
+            self.files.write(place.file, place.offset, record)?;
+            self.crc = crc32c::crc32c(record);
         }
         self.crcs.push(std::mem::take(&mut self.crc));
         Ok(())
