@@ -1,0 +1,136 @@
+//! JSON schemas: what is handed to the engine, and where a schema is at fault.
+
+use llguidance::api::TopLevelGrammar;
+use llguidance::{JsonCompileOptions, ParserFactory};
+use serde_json::{Map, Value};
+
+use crate::grammar;
+
+/// White space between the parts of a document. A run has an end, so that no model goes on with blanks for ever.
+const WHITE_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,64}";
+/// Most schemas that are compiled to find the one at fault.
+const MOST_TRIES: usize = 400;
+
+/// A schema that cannot be used.
+pub(crate) struct SchemaFault {
+    /// JSON pointer to the innermost schema at fault.
+    pub(crate) path: String,
+    /// What is wrong there.
+    pub(crate) reason: String,
+}
+
+/// A matcher for the documents of `schema`.
+pub(crate) fn compile(factory: &ParserFactory, schema: &Value) -> Result<llguidance::Matcher, SchemaFault> {
+    if let Some(path) = nested_id(schema) {
+        let reason = "an $id below the root changes what $ref means, which is not supported; use names in $defs";
+        return Err(SchemaFault { path, reason: reason.to_owned() });
+    }
+    alone(factory, schema).map_err(|reason| {
+        let mut search = Search { factory, root: schema, reference: is_reference(&reason), tries: 0 };
+        let (path, reason) = search.innermost(schema, "#".to_owned(), reason);
+        SchemaFault { path, reason }
+    })
+}
+
+/// A matcher for a schema by itself.
+fn alone(factory: &ParserFactory, schema: &Value) -> Result<llguidance::Matcher, String> {
+    let mut schema = match schema {
+        Value::Bool(true) => Value::Object(Map::new()),
+        Value::Object(_) => schema.clone(),
+        Value::Bool(false) => return Err("false allows no document at all".to_owned()),
+        _ => return Err("a schema is an object, true or false".to_owned()),
+    };
+    // The engine reads its options from the schema; a schema's own are none of its business.
+    let options = JsonCompileOptions {
+        whitespace_pattern: Some(WHITE_SPACE.to_owned()),
+        ..JsonCompileOptions::default()
+    };
+    options.apply_to(&mut schema);
+    grammar::compile(factory, TopLevelGrammar::from_json_schema(schema))
+}
+
+/// Looks for the schema at fault by compiling parts of it.
+struct Search<'a> {
+    factory: &'a ParserFactory,
+    root: &'a Value,
+    /// Whether the fault is a reference that leads nowhere.
+    reference: bool,
+    tries: usize,
+}
+
+impl Search<'_> {
+    /// The path of the innermost schema in `schema` that is at fault by itself, and why.
+    fn innermost(&mut self, schema: &Value, path: String, reason: String) -> (String, String) {
+        for (step, part) in parts(schema) {
+            if self.tries == MOST_TRIES {
+                break;
+            }
+            self.tries += 1;
+            if let Err(reason) = alone(self.factory, &self.with_definitions(part))
+                // What it refers to may be elsewhere in the whole.
+                && is_reference(&reason) == self.reference
+            {
+                return self.innermost(part, format!("{path}/{step}"), reason);
+            }
+        }
+        (path, reason)
+    }
+
+    /// A part of the root with the definitions that it may refer to.
+    fn with_definitions(&self, part: &Value) -> Value {
+        let mut part = part.clone();
+        if let (Value::Object(part), Value::Object(root)) = (&mut part, self.root) {
+            for name in ["$defs", "definitions"] {
+                if let Some(all) = root.get(name).filter(|_| !part.contains_key(name)) {
+                    part.insert(name.to_owned(), all.clone());
+                }
+            }
+        }
+        part
+    }
+}
+
+fn is_reference(reason: &str) -> bool {
+    reason.contains("$ref") || reason.contains("Reference segment")
+}
+
+/// The schemas directly within a schema, and the steps that lead to them.
+fn parts(schema: &Value) -> Vec<(String, &Value)> {
+    let Value::Object(schema) = schema else { return Vec::new() };
+    let mut all = Vec::new();
+    for (keyword, value) in schema {
+        match (keyword.as_str(), value) {
+            ("properties" | "patternProperties" | "$defs" | "definitions", Value::Object(named)) => {
+                all.extend(named.iter().map(|(name, part)| (format!("{keyword}/{}", step(name)), part)));
+            }
+            ("prefixItems" | "allOf" | "anyOf" | "oneOf" | "items", Value::Array(listed)) => {
+                all.extend(listed.iter().enumerate().map(|(at, part)| (format!("{keyword}/{at}"), part)));
+            }
+            ("items" | "additionalItems" | "additionalProperties", Value::Object(_)) => {
+                all.push((keyword.clone(), value));
+            }
+            _ => {}
+        }
+    }
+    all
+}
+
+/// A name as a step of a JSON pointer.
+fn step(name: &str) -> String {
+    name.replace('~', "~0").replace('/', "~1")
+}
+
+/// The path of a schema below the root that has an `$id`, in a schema that has references.
+fn nested_id(root: &Value) -> Option<String> {
+    let mut open: Vec<(String, &Value)> = vec![("#".to_owned(), root)];
+    let (mut found, mut refers) = (None, false);
+    while let Some((path, schema)) = open.pop() {
+        let has = |keyword: &str| schema.get(keyword).is_some_and(Value::is_string);
+        refers |= has("$ref");
+        if path != "#" && has("$id") {
+            found.get_or_insert_with(|| path.clone());
+        }
+        open.extend(parts(schema).into_iter().map(|(step, part)| (format!("{path}/{step}"), part)));
+    }
+    found.filter(|_| refers)
+}
