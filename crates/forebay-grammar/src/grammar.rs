@@ -50,7 +50,9 @@ pub enum GrammarError {
         limit: usize,
     },
     /// Brackets nest too deep.
-    #[error("brackets of the {what} nest deeper than {MAX_NESTING} levels; give inner parts a name of their own")]
+    #[error(
+        "brackets of the {what} nest deeper than {MAX_NESTING} levels; give inner parts a name of their own"
+    )]
     TooDeep {
         /// Which kind of grammar.
         what: &'static str,

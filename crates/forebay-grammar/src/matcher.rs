@@ -3,7 +3,8 @@
 use forebay_core::{Constraint, ConstraintError, Ending, TokenSet};
 use llguidance::api::StopReason;
 
-/// Limits one answer to what its grammar allows.
+/// Limits one answer to what its grammar allows. A clone is independent.
+#[derive(Clone)]
 pub struct Matcher {
     inner: llguidance::Matcher,
     /// The engine's own token for the end, behind the vocabulary. A model may have a token of this number that means

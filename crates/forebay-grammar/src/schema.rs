@@ -22,7 +22,8 @@ pub(crate) struct SchemaFault {
 /// A matcher for the documents of `schema`.
 pub(crate) fn compile(factory: &ParserFactory, schema: &Value) -> Result<llguidance::Matcher, SchemaFault> {
     if let Some(path) = nested_id(schema) {
-        let reason = "an $id below the root changes what $ref means, which is not supported; use names in $defs";
+        let reason =
+            "an $id below the root changes what $ref means, which is not supported; use names in $defs";
         return Err(SchemaFault { path, reason: reason.to_owned() });
     }
     alone(factory, schema).map_err(|reason| {

@@ -23,7 +23,9 @@ const LEXER_STATES: usize = 50_000;
 #[non_exhaustive]
 pub enum VocabularyError {
     /// It is too large.
-    #[error("the tokens of this model have {bytes} bytes together; structured output works with up to {MOST_BYTES}")]
+    #[error(
+        "the tokens of this model have {bytes} bytes together; structured output works with up to {MOST_BYTES}"
+    )]
     TooLarge {
         /// Bytes of all tokens.
         bytes: usize,

@@ -68,7 +68,8 @@ impl StopMatcher {
         for (at, byte) in text.bytes().enumerate() {
             let complete = |string: &mut Searched| string.step(byte).then_some(string.text.len());
             let lengths = self.strings.iter_mut().map(complete).enumerate();
-            let longest = lengths.filter_map(|(place, length)| Some((length?, place))).max_by_key(|(n, _)| *n);
+            let longest =
+                lengths.filter_map(|(place, length)| Some((length?, place))).max_by_key(|(n, _)| *n);
             if let Some((length, place)) = longest {
                 self.found = Some(place);
                 all.truncate(before + at + 1 - length);

@@ -11,7 +11,7 @@ use super::{Gbnf, Node};
 /// The whole grammar.
 pub(super) fn write(grammar: &Gbnf) -> String {
     let regular = regular_rules(grammar);
-    let mut writer = Writer { grammar, regular, terminals: HashMap::new(), lark: String::new() };
+    let mut writer = Writer { regular, terminals: HashMap::new(), lark: String::new() };
     let root = writer.name(grammar.root);
     let _ = writeln!(writer.lark, "start: {root}");
     for (number, rule) in grammar.rules.iter().enumerate() {
@@ -28,8 +28,7 @@ pub(super) fn write(grammar: &Gbnf) -> String {
     writer.lark
 }
 
-struct Writer<'a> {
-    grammar: &'a Gbnf,
+struct Writer {
     /// By rule.
     regular: Vec<bool>,
     /// The numbers of the terminals that stand for a part of a rule.
@@ -37,7 +36,7 @@ struct Writer<'a> {
     lark: String,
 }
 
-impl Writer<'_> {
+impl Writer {
     /// What a rule is called: the grammar's own names may not be names in Lark.
     fn name(&self, number: usize) -> String {
         if self.regular[number] { format!("T{number}") } else { format!("r{number}") }

@@ -91,7 +91,9 @@ pub enum Problem {
     Endless { name: String },
     #[error("this {what} is not closed")]
     Unclosed { what: &'static str },
-    #[error("\\{escape} is no escape; use \\n \\r \\t \\\" \\\\ \\[ \\] \\- \\^ \\xHH \\uHHHH or \\UHHHHHHHH")]
+    #[error(
+        "\\{escape} is no escape; use \\n \\r \\t \\\" \\\\ \\[ \\] \\- \\^ \\xHH \\uHHHH or \\UHHHHHHHH"
+    )]
     Escape { escape: String },
     #[error("the bytes written with \\x are no UTF-8 text, and answers are text; write the character itself")]
     NotText,
@@ -99,7 +101,9 @@ pub enum Problem {
     EmptyClass,
     #[error("an item has one of ? * + {{m,n}}, not two; use parentheses")]
     TwoRepeats,
-    #[error("{found} is no repetition; use {{m}}, {{m,}} or {{m,n}} with numbers up to {MAX_REPEAT}, m at most n")]
+    #[error(
+        "{found} is no repetition; use {{m}}, {{m,}} or {{m,n}} with numbers up to {MAX_REPEAT}, m at most n"
+    )]
     Repeat { found: String },
 }
 

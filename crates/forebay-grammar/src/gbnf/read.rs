@@ -2,9 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{
-    Found, Gbnf, GbnfError, MAX_BYTES, MAX_NESTING, MAX_REPEAT, MAX_RULES, Node, Problem, Rule,
-};
+use super::{Found, Gbnf, GbnfError, MAX_BYTES, MAX_NESTING, MAX_REPEAT, MAX_RULES, Node, Problem, Rule};
 
 /// Reads and checks a grammar.
 pub fn read(text: &str) -> Result<Gbnf, GbnfError> {
@@ -300,9 +298,10 @@ impl<'a> Reader<'a> {
             Some('U') => 8,
             _ => 0,
         };
-        let code = self.text.get(self.at..self.at + digits).filter(|code| {
-            digits > 0 && code.bytes().all(|byte| byte.is_ascii_hexdigit())
-        });
+        let code = self
+            .text
+            .get(self.at..self.at + digits)
+            .filter(|code| digits > 0 && code.bytes().all(|byte| byte.is_ascii_hexdigit()));
         let value = code.and_then(|code| u32::from_str_radix(code, 16).ok());
         let escaped = match (digits, value) {
             (2, Some(value)) => u8::try_from(value).ok().map(Escaped::Byte),
@@ -325,7 +324,8 @@ impl<'a> Reader<'a> {
         if let Some((slot, _)) = self.rules.iter().zip(ends).find(|(_, ends)| !ends) {
             return Err(self.error(slot.named, Problem::Endless { name: slot.name.to_owned() }));
         }
-        let rule = |slot: Slot<'_>| Rule { name: slot.name.to_owned(), body: slot.body.unwrap_or(Node::Rule(0)) };
+        let rule =
+            |slot: Slot<'_>| Rule { name: slot.name.to_owned(), body: slot.body.unwrap_or(Node::Rule(0)) };
         Ok(Gbnf { rules: self.rules.into_iter().map(rule).collect(), root })
     }
 }
@@ -342,7 +342,8 @@ fn can_end(rules: &[Slot<'_>]) -> Vec<bool> {
     loop {
         let mut changed = false;
         for number in 0..rules.len() {
-            let frees = !ends[number] && rules[number].body.as_ref().is_some_and(|body| node_ends(body, &ends));
+            let frees =
+                !ends[number] && rules[number].body.as_ref().is_some_and(|body| node_ends(body, &ends));
             ends[number] |= frees;
             changed |= frees;
         }

@@ -101,7 +101,7 @@ impl Conversation {
         self.turns.push(ChatMessage::text(Role::User, user));
         self.turns.push(ChatMessage::text(Role::Assistant, answer.content.as_str()));
         self.ids = prompt.ids;
-        self.ids.extend_from_slice(&answer.ids);
+        self.ids.extend(answer.tokens.iter().map(|token| token.id));
     }
 }
 
