@@ -155,18 +155,11 @@ impl Session {
         for first in (0..rows).step_by(LOGIT_ROWS) {
             let block = logits(ctx, &mut self.workspace, first..rows.min(first + LOGIT_ROWS));
             for (row, logits) in (first..).zip(block.chunks_exact(vocab)) {
-                // Behind the last draft the loop chooses.
-                let draft = self.drafts.get(row);
-                let behind = match draft.map(|_| chooser.choose(logits)) {
-                    Some(Ok(Choice::Token(token))) if Some(&token.id) == draft => {
-                        right.push(token);
-                        continue;
-                    }
-                    Some(Ok(other)) => Some(other),
-                    Some(Err(_)) | None => None,
-                };
-                logits.clone_into(&mut self.logits);
-                return Judged { right, behind };
+                let draft = self.drafts.get(row).copied();
+                if let Some(behind) = judge_row(draft, logits, &mut |row| chooser.choose(row), &mut right) {
+                    logits.clone_into(&mut self.logits);
+                    return Judged { right, behind };
+                }
             }
         }
         unreachable!("the row behind the last draft ends the loop")
@@ -193,6 +186,24 @@ impl Session {
     }
 }
 
+/// Judges `draft`, which follows a row of logits: `None` if it is right, and is added to `right`. Else the row is the
+/// last one, and what comes behind it is returned, as far as it is known: behind the last draft the loop chooses.
+fn judge_row(
+    draft: Option<u32>,
+    logits: &[f32],
+    choose: &mut dyn FnMut(&[f32]) -> Result<Choice, GenerateError>,
+    right: &mut Vec<Token>,
+) -> Option<Option<Choice>> {
+    match draft.map(|_| choose(logits)) {
+        Some(Ok(Choice::Token(token))) if Some(token.id) == draft => {
+            right.push(token);
+            None
+        }
+        Some(Ok(other)) => Some(Some(other)),
+        Some(Err(_)) | None => Some(None),
+    }
+}
+
 /// Hands out tokens until the caller has enough: how many, and whether that ended the answer.
 fn emit(tokens: Vec<Token>, on_event: &mut dyn FnMut(Event) -> ControlFlow<()>) -> (usize, bool) {
     let all = tokens.len();
@@ -203,3 +214,6 @@ fn emit(tokens: Vec<Token>, on_event: &mut dyn FnMut(Event) -> ControlFlow<()>) 
     }
     (all, false)
 }
+
+#[cfg(test)]
+mod tests;
