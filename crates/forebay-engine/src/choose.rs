@@ -68,6 +68,9 @@ impl<'r, 'c> Chooser<'r, 'c> {
                     Ending::No => self.allowed.remove(stop),
                     _ => self.allowed.insert(stop),
                 });
+                if ending == Ending::May && self.allowed.is_empty() {
+                    return Ok(Choice::End(None));
+                }
             }
         }
         let id = self.sampler.pick(logits, limited.then_some(&self.allowed))?;
@@ -78,6 +81,14 @@ impl<'r, 'c> Chooser<'r, 'c> {
             constraint.accept(id)?;
         }
         Ok(Choice::Token(Token { id, logprobs: self.sampler.logprobs(logits, id) }))
+    }
+
+    /// Whether nothing can follow what was chosen.
+    pub(crate) fn is_complete(&mut self) -> Result<bool, GenerateError> {
+        match self.constraint.as_deref_mut() {
+            Some(constraint) => Ok(constraint.ending()? == Ending::Must),
+            None => Ok(false),
+        }
     }
 
     /// Replaces `tokens` by those that the constraint says come next, at most `most`.

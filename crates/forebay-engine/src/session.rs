@@ -336,7 +336,8 @@ impl Session {
             }
             chosen = verified.chosen;
         }
-        Ok(Finish::Length)
+        // An answer that is complete with its last token was not cut.
+        Ok(if chooser.is_complete()? { Finish::Stop } else { Finish::Length })
     }
 
     /// Runs `prompt` in chunks of the planned size.

@@ -3,8 +3,7 @@
 use forebay_core::{Constraint, ConstraintError, Ending, TokenSet};
 use llguidance::api::StopReason;
 
-/// Limits one answer to what its grammar allows. A clone is independent.
-#[derive(Clone)]
+/// Limits one answer to what its grammar allows.
 pub struct Matcher {
     inner: llguidance::Matcher,
     /// The engine's own token for the end, behind the vocabulary. A model may have a token of this number that means
@@ -26,11 +25,21 @@ impl Matcher {
     }
 }
 
+impl Clone for Matcher {
+    /// Independent of this one: what one answer makes the engine work out does not count towards the limits of another.
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.deep_clone(), end: self.end }
+    }
+}
+
 /// What the engine said, without its marks.
 pub(crate) fn plain(message: &str) -> String {
     let message = message.split("<non-verbose/>").next().unwrap_or_default();
-    let message = message.split("\n<backtrace>").next().unwrap_or_default();
-    message.trim().to_owned()
+    // The engine asserts some of its own limits and catches that; what it asserts helps nobody here.
+    match message.contains("panic: ") {
+        true => "it goes beyond a limit of the grammar engine; make it smaller".to_owned(),
+        false => message.trim().to_owned(),
+    }
 }
 
 impl Constraint for Matcher {

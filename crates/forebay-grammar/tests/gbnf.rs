@@ -77,8 +77,7 @@ ws     ::= [ \t\n]{0,20}
         "\"\"",
         "{ \"a\" : 1 }",
     ] {
-        // White space in front of a colon is not in this grammar.
-        assert_eq!(accepts(&grammar, good), !good.contains("\" :"), "{good}");
+        assert!(accepts(&grammar, good), "{good}");
     }
     for bad in ["{a", "[1,]", "01x", "{\"a\" 1", "\"\u{1}", "[1}"] {
         assert!(!accepts(&grammar, bad), "{bad}");
@@ -172,7 +171,9 @@ fn messy() -> impl Strategy<Value = String> {
         .prop_map(str::to_owned),
         any::<char>().prop_map(String::from),
     ];
-    proptest::collection::vec(piece, 0..40).prop_map(|pieces| pieces.concat())
+    let beginning = proptest::sample::select(vec!["", "root ::= ", "a ::= \"y\"\nroot ::= a | "]);
+    let pieces = proptest::collection::vec(piece, 0..14);
+    (beginning, pieces).prop_map(|(beginning, pieces)| beginning.to_owned() + &pieces.concat())
 }
 
 proptest! {
@@ -184,7 +185,7 @@ proptest! {
         if let Ok(grammar) = forebay_grammar::Grammar::gbnf(&text) {
             let matcher = grammar.matcher(&common::VOCABULARY);
             if let Err(error) = &matcher {
-                prop_assert!(!error.to_string().contains("panic"), "{error}");
+                prop_assert!(!error.to_string().contains("panic"), "{}", error);
             }
         }
     }
@@ -203,7 +204,8 @@ proptest! {
             .collect();
         let matcher = gbnf(&format!("root ::= \"{escaped}\""));
         prop_assert!(accepts(&matcher, &text));
-        prop_assert!(!begins(&matcher, &format!("{text}x")));
+        let longer = text.clone() + "x";
+        prop_assert!(!begins(&matcher, &longer));
         prop_assert!(!accepts(&matcher, &text[..text.len() - text.chars().last().map_or(0, char::len_utf8)]));
     }
 }
