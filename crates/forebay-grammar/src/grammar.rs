@@ -16,7 +16,7 @@ pub const MAX_SCHEMA: usize = 1 << 20;
 /// Most bytes of a regular expression.
 pub const MAX_REGEX: usize = 1 << 14;
 /// Most bytes of a Lark grammar.
-pub const MAX_LARK: usize = 1 << 20;
+pub const MAX_LARK: usize = 1 << 18;
 /// Deepest nesting of brackets in a Lark grammar or a regular expression.
 const MAX_NESTING: usize = 200;
 /// The compiler follows chains of rules by calling itself, and a grammar of the largest size has long ones.

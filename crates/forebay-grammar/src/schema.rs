@@ -8,6 +8,10 @@ use crate::grammar;
 
 /// White space between the parts of a document. A run has an end, so that no model goes on with blanks for ever.
 const WHITE_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,64}";
+/// Most properties of an object. The time to compile them grows with their square.
+pub(crate) const MAX_PROPERTIES: usize = 1000;
+/// Most properties of all objects together.
+const ALL_PROPERTIES: usize = 5000;
 /// Most schemas that are compiled to find the one at fault.
 const MOST_TRIES: usize = 400;
 
@@ -21,16 +25,27 @@ pub(crate) struct SchemaFault {
 
 /// A matcher for the documents of `schema`.
 pub(crate) fn compile(factory: &ParserFactory, schema: &Value) -> Result<llguidance::Matcher, SchemaFault> {
-    if let Some(path) = nested_id(schema) {
+    if let Some(dialect) = schema.get("$schema").filter(|dialect| !is_known(dialect)) {
         let reason =
-            "an $id below the root changes what $ref means, which is not supported; use names in $defs";
-        return Err(SchemaFault { path, reason: reason.to_owned() });
+            format!("the dialect {dialect} is not known; use one of json-schema.org, or leave $schema out");
+        return Err(SchemaFault { path: "#/$schema".to_owned(), reason });
+    }
+    if let Some(fault) = survey(schema) {
+        return Err(fault);
     }
     alone(factory, schema).map_err(|reason| {
         let mut search = Search { factory, root: schema, reference: is_reference(&reason), tries: 0 };
         let (path, reason) = search.innermost(schema, "#".to_owned(), reason);
         SchemaFault { path, reason }
     })
+}
+
+/// Whether this is the name of a published dialect.
+fn is_known(dialect: &Value) -> bool {
+    let name = dialect.as_str().unwrap_or_default().trim_end_matches('#');
+    let name = name.strip_prefix("https://").or_else(|| name.strip_prefix("http://"));
+    let drafts = ["draft-04", "draft-06", "draft-07", "draft/2019-09", "draft/2020-12"];
+    drafts.iter().any(|draft| name == Some(&format!("json-schema.org/{draft}/schema")))
 }
 
 /// A matcher for a schema by itself.
@@ -121,17 +136,31 @@ fn step(name: &str) -> String {
     name.replace('~', "~0").replace('/', "~1")
 }
 
-/// The path of a schema below the root that has an `$id`, in a schema that has references.
-fn nested_id(root: &Value) -> Option<String> {
+/// What can be seen without compiling: too many properties, and an `$id` below the root in a schema with references.
+fn survey(root: &Value) -> Option<SchemaFault> {
+    let fault = |path: String, reason: String| Some(SchemaFault { path, reason });
     let mut open: Vec<(String, &Value)> = vec![("#".to_owned(), root)];
-    let (mut found, mut refers) = (None, false);
+    let (mut identified, mut refers, mut properties) = (None, false, 0);
     while let Some((path, schema)) = open.pop() {
         let has = |keyword: &str| schema.get(keyword).is_some_and(Value::is_string);
         refers |= has("$ref");
         if path != "#" && has("$id") {
-            found.get_or_insert_with(|| path.clone());
+            identified.get_or_insert_with(|| path.clone());
+        }
+        let named = ["properties", "patternProperties"].map(|keyword| schema.get(keyword));
+        let count: usize = named.into_iter().flatten().filter_map(Value::as_object).map(Map::len).sum();
+        properties += count;
+        if count > MAX_PROPERTIES {
+            return fault(path, format!("there are {count} properties; use at most {MAX_PROPERTIES}"));
+        }
+        if properties > ALL_PROPERTIES {
+            return fault(
+                path,
+                format!("there are more than {ALL_PROPERTIES} properties in all objects together"),
+            );
         }
         open.extend(parts(schema).into_iter().map(|(step, part)| (format!("{path}/{step}"), part)));
     }
-    found.filter(|_| refers)
+    let reason = "an $id below the root changes what $ref means, which is not supported; use names in $defs";
+    fault(identified.filter(|_| refers)?, reason.to_owned())
 }

@@ -17,6 +17,9 @@ const END: &str = "<|forebay end of answer|>";
 
 /// Most regular expression states that a grammar may take, about 2 KB each.
 const LEXER_STATES: usize = 50_000;
+/// Most ways that a grammar may go on at one place: an object without further properties has three for each that is
+/// still to come.
+const WAYS: usize = 4 * crate::schema::MAX_PROPERTIES;
 
 /// Why no vocabulary can be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -57,6 +60,7 @@ impl Vocabulary {
         factory.quiet();
         let limits = factory.limits_mut();
         limits.max_lexer_states = LEXER_STATES;
+        limits.max_items_in_row = WAYS;
         limits.verbose_errors = false;
         Ok(Self { factory: Arc::new(factory) })
     }

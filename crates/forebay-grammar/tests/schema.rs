@@ -80,6 +80,7 @@ fn refusals_name_the_schema_at_fault() {
         (r#"{"properties":{"x":{"$ref":"http://example.com/other"}}}"#, "#/properties/x"),
         (r##"{"$defs":{"x":{"$id":"http://a/b","type":"null"}},"$ref":"#/$defs/x"}"##, "#/$defs/x"),
         (r#"{"prefixItems":[{"type":"string","pattern":"("}]}"#, "#/prefixItems/0"),
+        (r#"{"$schema":"http://example.com/own","type":"null"}"#, "#/$schema"),
         ("false", "#"),
         ("[1]", "#"),
     ];

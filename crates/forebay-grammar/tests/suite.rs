@@ -82,9 +82,9 @@ fn what_is_invalid_cannot_be_generated() {
     println!(
         "{used} of {all} schemas are supported; {rejected} invalid documents rejected, {accepted} of {valid} valid ones possible"
     );
-    assert!(used >= 150 && rejected >= 300, "{used} schemas, {rejected} documents");
+    assert!(used >= 140 && rejected >= 200, "{used} schemas, {rejected} documents");
     // Properties come in the order of the schema, so not every valid document can be generated.
-    assert!(accepted * 10 >= valid * 7, "{accepted} of {valid}");
+    assert!(accepted * 10 >= valid * 9, "{accepted} of {valid}");
 }
 
 /// Tokens that end strings, lists and objects, and answers, are made more likely, so that most documents end in time.
