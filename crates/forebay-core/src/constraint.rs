@@ -129,11 +129,10 @@ pub enum ConstraintError {
         reason: String,
     },
     /// No token of the vocabulary continues the answer.
-    #[error("no token of this model can continue the answer as the grammar wants it: {reason}")]
-    DeadEnd {
-        /// What its engine said.
-        reason: String,
-    },
+    #[error(
+        "the grammar leads nowhere: no token of this model can continue the answer, and it is not complete"
+    )]
+    DeadEnd,
 }
 
 #[cfg(test)]

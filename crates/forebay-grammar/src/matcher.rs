@@ -18,9 +18,10 @@ impl Matcher {
 
     fn failure(&self, reason: impl ToString) -> ConstraintError {
         let reason = plain(&reason.to_string());
-        match self.inner.stop_reason() {
-            StopReason::NoExtensionBias | StopReason::NoExtension => ConstraintError::DeadEnd { reason },
-            _ => ConstraintError::TooComplex { reason },
+        // Behind an error the engine's own reason to stop is gone, but for its name.
+        match reason.contains(&StopReason::NoExtensionBias.to_string()) {
+            true => ConstraintError::DeadEnd,
+            false => ConstraintError::TooComplex { reason },
         }
     }
 }

@@ -11,7 +11,12 @@ const WHITE_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,64}";
 /// Most properties of an object. The time to compile them grows with their square.
 pub(crate) const MAX_PROPERTIES: usize = 1000;
 /// Most properties of all objects together.
-const ALL_PROPERTIES: usize = 5000;
+const ALL_PROPERTIES: usize = 2000;
+/// Most patterns of properties: each is compared with each.
+const ALL_PATTERNS: usize = 100;
+/// Largest least common multiple of all `multipleOf`, decimal point and final zeros left out: so many remainders have
+/// to be told apart.
+const MULTIPLE: u64 = 100_000;
 /// Most schemas that are compiled to find the one at fault.
 const MOST_TRIES: usize = 400;
 
@@ -136,31 +141,71 @@ fn step(name: &str) -> String {
     name.replace('~', "~0").replace('/', "~1")
 }
 
-/// What can be seen without compiling: too many properties, and an `$id` below the root in a schema with references.
+/// What can be seen without compiling: what would take too long, and an `$id` below the root in a schema with
+/// references.
 fn survey(root: &Value) -> Option<SchemaFault> {
-    let fault = |path: String, reason: String| Some(SchemaFault { path, reason });
     let mut open: Vec<(String, &Value)> = vec![("#".to_owned(), root)];
-    let (mut identified, mut refers, mut properties) = (None, false, 0);
+    let (mut identified, mut refers) = (None, false);
+    let mut sizes = Sizes { properties: 0, patterns: 0, multiple: 1 };
     while let Some((path, schema)) = open.pop() {
         let has = |keyword: &str| schema.get(keyword).is_some_and(Value::is_string);
         refers |= has("$ref");
         if path != "#" && has("$id") {
             identified.get_or_insert_with(|| path.clone());
         }
-        let named = ["properties", "patternProperties"].map(|keyword| schema.get(keyword));
-        let count: usize = named.into_iter().flatten().filter_map(Value::as_object).map(Map::len).sum();
-        properties += count;
-        if count > MAX_PROPERTIES {
-            return fault(path, format!("there are {count} properties; use at most {MAX_PROPERTIES}"));
-        }
-        if properties > ALL_PROPERTIES {
-            return fault(
-                path,
-                format!("there are more than {ALL_PROPERTIES} properties in all objects together"),
-            );
+        if let Some(reason) = sizes.exceeded_with(schema) {
+            return Some(SchemaFault { path, reason });
         }
         open.extend(parts(schema).into_iter().map(|(step, part)| (format!("{path}/{step}"), part)));
     }
     let reason = "an $id below the root changes what $ref means, which is not supported; use names in $defs";
-    fault(identified.filter(|_| refers)?, reason.to_owned())
+    Some(SchemaFault { path: identified.filter(|_| refers)?, reason: reason.to_owned() })
+}
+
+/// What the time to compile a schema depends on.
+struct Sizes {
+    properties: usize,
+    patterns: usize,
+    multiple: u64,
+}
+
+impl Sizes {
+    /// Adds those of one schema, and says which limit is exceeded.
+    fn exceeded_with(&mut self, schema: &Value) -> Option<String> {
+        let members = |keyword: &str| schema.get(keyword).and_then(Value::as_object).map_or(0, Map::len);
+        let count = members("properties");
+        self.properties += count;
+        self.patterns += members("patternProperties");
+        if let Some(Value::Number(multiple)) = schema.get("multipleOf") {
+            self.multiple = digits(&multiple.to_string())
+                .and_then(|digits| {
+                    (self.multiple / common_divisor(self.multiple, digits)).checked_mul(digits)
+                })
+                .unwrap_or(u64::MAX);
+        }
+        if count > MAX_PROPERTIES {
+            Some(format!("there are {count} properties; use at most {MAX_PROPERTIES}"))
+        } else if self.properties > ALL_PROPERTIES {
+            Some(format!("all objects together have more than {ALL_PROPERTIES} properties; use fewer"))
+        } else if self.patterns > ALL_PATTERNS {
+            Some(format!("there are more than {ALL_PATTERNS} patternProperties; use fewer"))
+        } else if self.multiple > MULTIPLE {
+            Some(format!(
+                "multipleOf is not possible with numbers whose least common multiple has digits above {MULTIPLE}; use rounder ones"
+            ))
+        } else {
+            None
+        }
+    }
+}
+
+/// The digits of a number without sign, point, exponent and the zeros at either end; at least 1.
+fn digits(number: &str) -> Option<u64> {
+    let mantissa = number.split(['e', 'E']).next()?;
+    let digits: String = mantissa.chars().filter(char::is_ascii_digit).collect();
+    digits.trim_end_matches('0').parse().ok().filter(|digits| *digits > 0).or(Some(1))
+}
+
+fn common_divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { common_divisor(b, a % b) }
 }
