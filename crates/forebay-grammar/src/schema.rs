@@ -177,11 +177,9 @@ impl Sizes {
         self.properties += count;
         self.patterns += members("patternProperties");
         if let Some(Value::Number(multiple)) = schema.get("multipleOf") {
-            self.multiple = digits(&multiple.to_string())
-                .and_then(|digits| {
-                    (self.multiple / common_divisor(self.multiple, digits)).checked_mul(digits)
-                })
-                .unwrap_or(u64::MAX);
+            let digits = digits(&multiple.to_string());
+            let others = self.multiple / common_divisor(self.multiple, digits);
+            self.multiple = others.saturating_mul(digits);
         }
         if count > MAX_PROPERTIES {
             Some(format!("there are {count} properties; use at most {MAX_PROPERTIES}"))
@@ -200,10 +198,13 @@ impl Sizes {
 }
 
 /// The digits of a number without sign, point, exponent and the zeros at either end; at least 1.
-fn digits(number: &str) -> Option<u64> {
-    let mantissa = number.split(['e', 'E']).next()?;
+fn digits(number: &str) -> u64 {
+    let mantissa = number.split(['e', 'E']).next().unwrap_or_default();
     let digits: String = mantissa.chars().filter(char::is_ascii_digit).collect();
-    digits.trim_end_matches('0').parse().ok().filter(|digits| *digits > 0).or(Some(1))
+    match digits.trim_matches('0') {
+        "" => 1,
+        digits => digits.parse().unwrap_or(u64::MAX),
+    }
 }
 
 fn common_divisor(a: u64, b: u64) -> u64 {
