@@ -13,7 +13,7 @@ use forebay_tiers::Counters;
 
 pub use crate::choose::Token;
 use crate::choose::{Choice, Chooser};
-use crate::draft::DraftStats;
+use crate::draft::{DraftStats, Foretold};
 use crate::engine::Engine;
 use crate::sample::{SampleError, Sampling, argmax, log_probability};
 
@@ -163,6 +163,8 @@ pub struct Session {
     logits: Vec<f32>,
     /// The drafts of the pass to come.
     drafts: Vec<u32>,
+    /// Drafts for measurements.
+    foretold: Option<Foretold>,
     workspace: Workspace,
 }
 
@@ -175,6 +177,7 @@ impl Session {
             pending: None,
             logits: Vec::new(),
             drafts: Vec::new(),
+            foretold: None,
             workspace: Workspace::new(engine.plan().block),
         }
     }
@@ -202,6 +205,11 @@ impl Session {
     /// Hidden state (before the final norm) of row `row` of the last pass.
     pub fn hidden(&self, engine: &Engine, row: usize) -> &[f32] {
         self.workspace.hidden(engine.spec(), row)
+    }
+
+    /// Takes drafts from here instead of the model or the text, or no longer.
+    pub fn foretell(&mut self, foretold: Option<Foretold>) {
+        self.foretold = foretold;
     }
 
     /// Where the time of this sequence's passes went.

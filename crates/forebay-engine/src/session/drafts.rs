@@ -90,6 +90,10 @@ impl Session {
         if depth == 0 {
             return Ok(&self.drafts);
         }
+        if let Some(foretold) = &mut self.foretold {
+            foretold.draft(self.tokens.len() + given.len(), depth, &mut self.drafts);
+            return Ok(&self.drafts);
+        }
         let (ctx, store) = engine.split();
         if ctx.model.mtp.is_some() {
             let (kv, ws) = (&mut self.kv, &mut self.workspace);
