@@ -1,5 +1,6 @@
 //! Counts how many simple questions a version of the bundled model answers rightly.
 
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use forebay_core::CancelToken;
@@ -33,8 +34,9 @@ pub(crate) fn tasks(model: &Path, options: EngineOptions) -> Outcome {
         let mut ids = Vec::new();
         let mut keep = |event| {
             if let Event::Token(token) = event {
-                ids.push(token);
+                ids.push(token.id);
             }
+            ControlFlow::Continue(())
         };
         let sampling = Sampling::greedy();
         let request = Request { prompt: &prompt, max_tokens: MAX_TOKENS, sampling, stops: stops.ids() };

@@ -8,6 +8,7 @@
 pub mod bytes;
 pub mod cancel;
 pub mod coded;
+pub mod constraint;
 pub mod float;
 pub mod format;
 pub mod ids;
@@ -20,6 +21,7 @@ pub mod view;
 pub use bytes::ByteSize;
 pub use cancel::CancelToken;
 pub use coded::{CodedError, CodedView};
+pub use constraint::{Constraint, ConstraintError, Ending, TokenSet};
 pub use format::{Format, GroupSize};
 pub use ids::ExpertKey;
 pub use panel::{PanelError, PanelShape, PanelView};

@@ -44,6 +44,10 @@ pub struct DraftStats {
     pub accepted: u64,
     /// By how many drafts were accepted: passes that verified any.
     pub passes: [u64; MAX_DEPTH + 1],
+    /// Tokens that a grammar forced and that were verified as drafts; not among those above.
+    pub forced: u64,
+    /// Those of them that were right.
+    pub forced_accepted: u64,
 }
 
 impl DraftStats {
@@ -52,6 +56,8 @@ impl DraftStats {
         self.proposed += other.proposed;
         self.verified += other.verified;
         self.accepted += other.accepted;
+        self.forced += other.forced;
+        self.forced_accepted += other.forced_accepted;
         self.passes.iter_mut().zip(other.passes).for_each(|(all, more)| *all += more);
     }
 

@@ -10,6 +10,7 @@
 //!
 //! Text, templates and command lines live elsewhere; this crate sees ids only.
 
+mod choose;
 pub mod draft;
 pub mod engine;
 pub mod idle;
@@ -26,5 +27,7 @@ pub use plan::{
     Rates, SlotChoice, plan,
 };
 pub use routes::RouteRecorder;
-pub use sample::{SampleError, Sampler, Sampling};
-pub use session::{Event, Finish, GenerateError, Outcome, PassStats, Request, Session, Stats, TokenScore};
+pub use sample::{Logprobs, SampleError, Sampler, Sampling};
+pub use session::{
+    Event, Finish, GenerateError, Outcome, PassStats, Request, Session, Stats, Token, TokenScore,
+};

@@ -1,46 +1,138 @@
-//! From logits to a token: greedy, temperature and nucleus.
+//! From logits to a token.
 //!
-//! Order of operations: non-finite logits are dropped, temperature, softmax,
-//! top-p, draw. Ties go to the lower token id everywhere.
+//! One fixed order of operations (docs/sampling.md): logits that are not finite are dropped, log-probabilities are
+//! taken, a grammar's mask, logit bias, repetition penalty, frequency and presence penalty, temperature, min-p, top-k,
+//! softmax, top-p, draw. Ties go to the lower token id everywhere.
 
-use crate::rng::Rng;
+mod logprobs;
+mod penalties;
+mod sampler;
 
-/// The lowest temperature that still divides logits; anything in (0, this] acts as this.
-const MIN_TEMPERATURE: f32 = 1e-4;
+pub use logprobs::{Logprobs, log_probability};
+pub use sampler::{Sampler, argmax};
+
+/// Most alternatives that are listed beside a chosen token.
+pub const MAX_LOGPROBS: usize = 20;
+/// The largest logit bias, either way; its negative bans a token.
+pub const MAX_BIAS: f32 = 100.0;
 
 /// How the next token is chosen.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// 0 is greedy; up to 2.
     pub temperature: f32,
+    /// Most tokens kept; 0 keeps everything.
+    pub top_k: usize,
     /// Smallest probability mass kept, in (0, 1]; 1 keeps everything.
     pub top_p: f32,
+    /// Tokens less likely than this share of the likeliest one are dropped, in [0, 1]; 0 keeps everything.
+    pub min_p: f32,
+    /// Logits of tokens in prompt or answer are divided by this if positive, else multiplied; in (0, 2], 1 does nothing.
+    pub repetition_penalty: f32,
+    /// Taken off the logit of tokens in the answer; in [-2, 2].
+    pub presence_penalty: f32,
+    /// Taken off the logit of a token for every time it is in the answer; in [-2, 2].
+    pub frequency_penalty: f32,
+    /// Added to the logits of these tokens, in [-100, 100]; -100 bans a token.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// How many alternatives to list with log-probabilities, up to [`MAX_LOGPROBS`]; `None` computes none at all.
+    pub logprobs: Option<usize>,
     /// Seed of the request's generator.
     pub seed: u64,
 }
 
 impl Default for Sampling {
-    /// The usual values: temperature 0.7, top-p 0.9, seed 0.
+    /// The usual values: temperature 0.7, top-p 0.9, seed 0, everything else off.
     fn default() -> Self {
-        Self { temperature: 0.7, top_p: 0.9, seed: 0 }
+        Self { temperature: 0.7, top_p: 0.9, ..Self::greedy() }
     }
 }
 
 impl Sampling {
     /// Always the most likely token.
     pub fn greedy() -> Self {
-        Self { temperature: 0.0, top_p: 1.0, seed: 0 }
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: Vec::new(),
+            logprobs: None,
+            seed: 0,
+        }
     }
 
     /// An error unless every value is in its range.
     pub fn check(&self) -> Result<(), SampleError> {
-        if !(0.0..=2.0).contains(&self.temperature) {
-            return Err(SampleError::Temperature { found: self.temperature });
+        use Setting::{
+            FrequencyPenalty, LogitBias, MinP, PresencePenalty, RepetitionPenalty, Temperature, TopP,
+        };
+        let in_range = |found: f32, good: bool, setting| match good {
+            true => Ok(()),
+            false => Err(SampleError::Range { setting, found }),
+        };
+        let penalty = |found: f32, setting| in_range(found, (-2.0..=2.0).contains(&found), setting);
+        in_range(self.temperature, (0.0..=2.0).contains(&self.temperature), Temperature)?;
+        in_range(self.top_p, self.top_p > 0.0 && self.top_p <= 1.0, TopP)?;
+        in_range(self.min_p, (0.0..=1.0).contains(&self.min_p), MinP)?;
+        let repetition = self.repetition_penalty;
+        in_range(repetition, repetition > 0.0 && repetition <= 2.0, RepetitionPenalty)?;
+        penalty(self.presence_penalty, PresencePenalty)?;
+        penalty(self.frequency_penalty, FrequencyPenalty)?;
+        for &(_, bias) in &self.logit_bias {
+            in_range(bias, (-MAX_BIAS..=MAX_BIAS).contains(&bias), LogitBias)?;
         }
-        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
-            return Err(SampleError::TopP { found: self.top_p });
+        match self.logprobs {
+            Some(found) if found > MAX_LOGPROBS => Err(SampleError::Logprobs { found }),
+            _ => Ok(()),
         }
-        Ok(())
+    }
+
+    /// An error unless every token that is named exists in a vocabulary of `vocab` tokens.
+    pub fn check_tokens(&self, vocab: usize) -> Result<(), SampleError> {
+        match self.logit_bias.iter().find(|(token, _)| *token as usize >= vocab) {
+            Some(&(token, _)) => Err(SampleError::BiasToken { token, vocab }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A setting of [`Sampling`] that has a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Setting {
+    /// [`Sampling::temperature`]
+    Temperature,
+    /// [`Sampling::top_p`]
+    TopP,
+    /// [`Sampling::min_p`]
+    MinP,
+    /// [`Sampling::repetition_penalty`]
+    RepetitionPenalty,
+    /// [`Sampling::presence_penalty`]
+    PresencePenalty,
+    /// [`Sampling::frequency_penalty`]
+    FrequencyPenalty,
+    /// [`Sampling::logit_bias`]
+    LogitBias,
+}
+
+impl Setting {
+    /// Its name, and what it may be.
+    fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Temperature => ("temperature", "a number from 0 (greedy) to 2"),
+            Self::TopP => ("top_p", "a number above 0 and up to 1 (1 keeps every token)"),
+            Self::MinP => ("min_p", "a number from 0 (keeps every token) to 1"),
+            Self::RepetitionPenalty => {
+                ("repetition_penalty", "a number above 0 and up to 2 (1 does nothing, 1.1 is usual)")
+            }
+            Self::PresencePenalty => ("presence_penalty", "a number from -2 to 2 (0 does nothing)"),
+            Self::FrequencyPenalty => ("frequency_penalty", "a number from -2 to 2 (0 does nothing)"),
+            Self::LogitBias => ("logit_bias", "a number from -100 (never this token) to 100"),
+        }
     }
 }
 
@@ -48,17 +140,29 @@ impl Sampling {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SampleError {
-    /// Temperature out of range or not a number.
-    #[error("temperature is {found}; use a number from 0 (greedy) to 2")]
-    Temperature {
+    /// A setting is out of its range or not a number.
+    #[error("{} is {found}; use {}", .setting.words().0, .setting.words().1)]
+    Range {
+        /// Which one.
+        setting: Setting,
         /// The value given.
         found: f32,
     },
-    /// top_p out of range or not a number.
-    #[error("top_p is {found}; use a number above 0 and up to 1 (1 keeps every token)")]
-    TopP {
-        /// The value given.
-        found: f32,
+    /// More alternatives than are listed.
+    #[error(
+        "log-probabilities of {found} alternatives were asked for; use a number from 0 to {MAX_LOGPROBS}"
+    )]
+    Logprobs {
+        /// The number given.
+        found: usize,
+    },
+    /// A bias for a token that the model does not have.
+    #[error("logit_bias names token {token}, and the model has the tokens 0 to {}", .vocab - 1)]
+    BiasToken {
+        /// The token.
+        token: u32,
+        /// Number of logits.
+        vocab: usize,
     },
     /// Every logit is NaN or infinite.
     #[error(
@@ -68,255 +172,62 @@ pub enum SampleError {
         /// Number of logits.
         vocab: usize,
     },
-}
-
-/// The largest finite logit's index; the first one on a tie.
-pub fn argmax(logits: &[f32]) -> Result<u32, SampleError> {
-    let mut best: Option<(usize, f32)> = None;
-    for (id, &logit) in logits.iter().enumerate() {
-        if logit.is_finite() && best.is_none_or(|(_, top)| logit > top) {
-            best = Some((id, logit));
-        }
-    }
-    best.map(|(id, _)| id as u32).ok_or(SampleError::NoFiniteLogit { vocab: logits.len() })
-}
-
-/// Chooses tokens for one request, with its own generator and reused buffers.
-#[derive(Clone, Debug)]
-pub struct Sampler {
-    sampling: Sampling,
-    rng: Rng,
-    probabilities: Vec<f32>,
-    order: Vec<u32>,
-    non_finite: u64,
-}
-
-impl Sampler {
-    /// A sampler at the start of its random sequence.
-    pub fn new(sampling: Sampling) -> Result<Self, SampleError> {
-        sampling.check()?;
-        let rng = Rng::new(sampling.seed);
-        Ok(Self { sampling, rng, probabilities: Vec::new(), order: Vec::new(), non_finite: 0 })
-    }
-
-    /// How many logits were dropped so far because they were not finite.
-    pub fn non_finite(&self) -> u64 {
-        self.non_finite
-    }
-
-    /// The next token after a row of logits.
-    pub fn pick(&mut self, logits: &[f32]) -> Result<u32, SampleError> {
-        self.non_finite += logits.iter().filter(|l| !l.is_finite()).count() as u64;
-        if self.sampling.temperature == 0.0 {
-            return argmax(logits);
-        }
-        self.distribution(logits)?;
-        let u = self.rng.next_unit();
-        Ok(draw(&self.probabilities, u))
-    }
-
-    /// The distribution that [`pick`](Self::pick) draws from, one probability per token.
-    pub fn distribution(&mut self, logits: &[f32]) -> Result<&[f32], SampleError> {
-        let top = logits[argmax(logits)? as usize];
-        let inverse = 1.0 / self.sampling.temperature.max(MIN_TEMPERATURE);
-        self.probabilities.clear();
-        self.probabilities.extend(
-            logits.iter().map(|&l| if l.is_finite() { libm::expf((l - top) * inverse) } else { 0.0 }),
-        );
-        // The largest term is exp(0) = 1, so the sum is at least 1 and finite.
-        let sum: f64 = self.probabilities.iter().map(|&p| f64::from(p)).sum();
-        let sum = sum as f32;
-        self.probabilities.iter_mut().for_each(|p| *p /= sum);
-        if self.sampling.top_p < 1.0 {
-            self.keep_nucleus();
-        }
-        Ok(&self.probabilities)
-    }
-
-    /// Keeps the most likely tokens until their mass reaches top_p (the crossing one included)
-    /// and rescales them.
-    fn keep_nucleus(&mut self) {
-        let probabilities = &mut self.probabilities;
-        let by_rank = |a: &u32, b: &u32| {
-            probabilities[*b as usize].total_cmp(&probabilities[*a as usize]).then(a.cmp(b))
-        };
-        self.order.clear();
-        self.order.extend((0..probabilities.len() as u32).filter(|&id| probabilities[id as usize] > 0.0));
-        let target = f64::from(self.sampling.top_p);
-        let (mut kept, mut mass, mut sorted) = (0, 0f64, 0);
-        while kept < self.order.len() {
-            if kept == sorted {
-                // The nucleus is usually small: sort ever larger prefixes instead of the vocabulary.
-                let upto = (sorted * 4).max(64).min(self.order.len());
-                if upto < self.order.len() {
-                    self.order[sorted..].select_nth_unstable_by(upto - sorted - 1, by_rank);
-                }
-                self.order[sorted..upto].sort_unstable_by(by_rank);
-                sorted = upto;
-            }
-            mass += f64::from(probabilities[self.order[kept] as usize]);
-            kept += 1;
-            if mass >= target {
-                break;
-            }
-        }
-        for &id in &self.order[kept..] {
-            probabilities[id as usize] = 0.0;
-        }
-        let mass = mass as f32;
-        for &id in &self.order[..kept] {
-            probabilities[id as usize] /= mass;
-        }
-    }
-}
-
-/// The first token whose cumulative probability exceeds `u`; the last possible one if rounding leaves none.
-fn draw(probabilities: &[f32], u: f64) -> u32 {
-    let mut sum = 0f64;
-    let mut last = 0;
-    for (id, &p) in probabilities.iter().enumerate() {
-        if p > 0.0 {
-            sum += f64::from(p);
-            last = id as u32;
-            if sum > u {
-                break;
-            }
-        }
-    }
-    last
+    /// What the grammar allows and the logit bias bans leaves nothing.
+    #[error(
+        "no token is left to choose: all that may come next have a logit bias of -100 or a logit that is not a finite number"
+    )]
+    NothingLeft,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-
-    fn sampler(temperature: f32, top_p: f32, seed: u64) -> Sampler {
-        Sampler::new(Sampling { temperature, top_p, seed }).unwrap()
-    }
-
-    fn close(found: &[f32], want: &[f32]) {
-        assert_eq!(found.len(), want.len());
-        for (a, b) in found.iter().zip(want) {
-            assert!((a - b).abs() < 2e-7, "{found:?} against {want:?}");
-        }
-    }
-
-    #[test]
-    fn d01_nucleus() {
-        let logits = [2.0, 1.0, 0.0, -1.0];
-        let cases: [(f32, f32, [f32; 4]); 6] = [
-            (1.0, 1.0, [0.6439143, 0.2368828, 0.0871443, 0.0320586]),
-            (1.0, 0.9, [0.6652409, 0.2447285, 0.0900306, 0.0]),
-            (1.0, 0.5, [1.0, 0.0, 0.0, 0.0]),
-            (0.5, 0.9, [0.880_797, 0.1192029, 0.0, 0.0]),
-            (2.0, 0.9, [0.4550542, 0.2760043, 0.1674051, 0.1015363]),
-            (1e-9, 1.0, [1.0, 0.0, 0.0, 0.0]),
-        ];
-        for (temperature, top_p, want) in cases {
-            close(sampler(temperature, top_p, 0).distribution(&logits).unwrap(), &want);
-        }
-    }
-
-    #[test]
-    fn d02_ties_by_ascending_id() {
-        let kept = |n: usize, p: f32| -> Vec<usize> {
-            let logits = vec![0.5; n];
-            let mut s = sampler(1.0, p, 0);
-            let d = s.distribution(&logits).unwrap();
-            (0..n).filter(|&i| d[i] > 0.0).collect()
-        };
-        assert_eq!(kept(4, 0.5), [0, 1]);
-        assert_eq!(kept(6, 0.5), [0, 1, 2]);
-        assert_eq!(kept(4, 0.9), [0, 1, 2, 3]);
-    }
-
-    #[test]
-    fn d03_non_finite() {
-        let logits = [1.0, f32::NAN, 3.0, f32::INFINITY, 2.0];
-        assert_eq!(argmax(&logits), Ok(2));
-        let mut s = sampler(1.0, 1.0, 0);
-        close(s.distribution(&logits).unwrap(), &[0.0900306, 0.0, 0.6652409, 0.0, 0.2447285]);
-        s.pick(&logits).unwrap();
-        assert_eq!(s.non_finite(), 2);
-        let none = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
-        assert_eq!(argmax(&none), Err(SampleError::NoFiniteLogit { vocab: 3 }));
-        assert!(sampler(1.0, 0.9, 0).pick(&none).is_err());
-        assert_eq!(argmax(&[3.0, 1.0, 3.0]), Ok(0));
-    }
-
-    #[test]
-    fn d04_draws_of_seed_one() {
-        let mut s = sampler(1.0, 0.9, 1);
-        let logits = [2.0, 1.0, 0.0, -1.0];
-        let draws: Vec<u32> = (0..8).map(|_| s.pick(&logits).unwrap()).collect();
-        assert_eq!(draws, [1, 0, 1, 1, 0, 0, 0, 0]);
-    }
-
-    /// Low temperatures leave one possible token, and small vocabularies fewer than a sorting block.
-    #[test]
-    fn a_peaked_or_tiny_distribution_has_a_nucleus() {
-        let logits: Vec<f32> = (0..300).map(|i| if i == 77 { 9.0 } else { (i % 7) as f32 }).collect();
-        for temperature in [1e-45, 1e-4, 0.01, 0.1, 0.15, 0.3, 1.0, 2.0] {
-            for top_p in [1e-6, 0.5, 0.9, 0.999] {
-                let mut s = sampler(temperature, top_p, 5);
-                let picked = s.pick(&logits).unwrap() as usize;
-                assert!(s.distribution(&logits).unwrap()[picked] > 0.0);
-                if temperature <= 0.15 {
-                    assert_eq!(picked, 77, "temperature {temperature}, top-p {top_p}");
-                }
-                assert_eq!(sampler(temperature, top_p, 5).pick(&[1.0]), Ok(0));
-            }
-        }
-    }
-
-    #[test]
-    fn zero_draw_never_picks_an_impossible_token() {
-        assert_eq!(draw(&[0.0, 0.0, 1.0], 0.0), 2);
-        assert_eq!(draw(&[0.5, 0.499_999, 0.0], 0.999_999_9), 1);
-    }
 
     #[test]
     fn ranges_are_checked() {
-        for bad in [-0.1, 2.1, f32::NAN, f32::INFINITY] {
-            assert!(matches!(
-                Sampler::new(Sampling { temperature: bad, ..Sampling::default() }),
-                Err(SampleError::Temperature { .. })
-            ));
-        }
-        for bad in [0.0, -1.0, 1.1, f32::NAN] {
-            assert!(matches!(
-                Sampler::new(Sampling { top_p: bad, ..Sampling::default() }),
-                Err(SampleError::TopP { .. })
-            ));
-        }
-    }
-
-    proptest! {
-        /// The partial sort keeps exactly what a full sort keeps.
-        #[test]
-        fn nucleus_equals_the_plain_definition(
-            logits in proptest::collection::vec(-8i32..8, 1..400),
-            top_p in 0.05f32..0.999,
-        ) {
-            let logits: Vec<f32> = logits.iter().map(|&l| l as f32 / 2.0).collect();
-            let full = sampler(1.0, 1.0, 0).distribution(&logits).unwrap().to_vec();
-            let mut order: Vec<usize> = (0..full.len()).collect();
-            order.sort_by(|a, b| full[*b].total_cmp(&full[*a]).then(a.cmp(b)));
-            let mut mass = 0f64;
-            let mut want = std::collections::BTreeSet::new();
-            for id in order {
-                want.insert(id);
-                mass += f64::from(full[id]);
-                if mass >= f64::from(top_p) {
-                    break;
+        let (nan, infinite) = (f32::NAN, f32::INFINITY);
+        let bad = |setting: Setting, values: &[f32], make: &dyn Fn(f32) -> Sampling| {
+            for &found in values {
+                match make(found).check() {
+                    Err(SampleError::Range { setting: named, .. }) => assert_eq!(named, setting, "{found}"),
+                    other => panic!("{setting:?} of {found}: {other:?}"),
                 }
             }
-            let mut s = sampler(1.0, top_p, 0);
-            let got = s.distribution(&logits).unwrap();
-            let kept: std::collections::BTreeSet<usize> = (0..got.len()).filter(|&i| got[i] > 0.0).collect();
-            prop_assert_eq!(kept, want);
-            prop_assert!((got.iter().map(|p| f64::from(*p)).sum::<f64>() - 1.0).abs() < 1e-4);
-        }
+        };
+        let usual = Sampling::default;
+        bad(Setting::Temperature, &[-0.1, 2.1, nan, infinite], &|temperature| Sampling {
+            temperature,
+            ..usual()
+        });
+        bad(Setting::TopP, &[0.0, -1.0, 1.1, nan], &|top_p| Sampling { top_p, ..usual() });
+        bad(Setting::MinP, &[-0.1, 1.1, nan], &|min_p| Sampling { min_p, ..usual() });
+        bad(Setting::RepetitionPenalty, &[0.0, -1.0, 2.1, nan], &|repetition_penalty| Sampling {
+            repetition_penalty,
+            ..usual()
+        });
+        bad(Setting::PresencePenalty, &[-2.1, 2.1, nan], &|presence_penalty| Sampling {
+            presence_penalty,
+            ..usual()
+        });
+        bad(Setting::FrequencyPenalty, &[-2.1, 2.1, nan], &|frequency_penalty| Sampling {
+            frequency_penalty,
+            ..usual()
+        });
+        bad(Setting::LogitBias, &[-100.5, 101.0, nan, infinite], &|bias| Sampling {
+            logit_bias: vec![(3, 1.0), (4, bias)],
+            ..usual()
+        });
+        let many = Sampling { logprobs: Some(21), ..usual() };
+        assert_eq!(many.check(), Err(SampleError::Logprobs { found: 21 }));
+        assert_eq!(usual().check(), Ok(()));
+        let biased = Sampling { logit_bias: vec![(9, 1.0), (10, 1.0)], ..usual() };
+        assert_eq!(biased.check_tokens(11), Ok(()));
+        assert_eq!(biased.check_tokens(10), Err(SampleError::BiasToken { token: 10, vocab: 10 }));
+    }
+
+    #[test]
+    fn errors_say_what_to_do() {
+        let error = Sampling { min_p: 1.5, ..Sampling::default() }.check().unwrap_err();
+        assert_eq!(error.to_string(), "min_p is 1.5; use a number from 0 (keeps every token) to 1");
     }
 }

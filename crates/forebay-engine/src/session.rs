@@ -1,17 +1,21 @@
 //! One sequence: its KV cache, what is in it, and the loop that extends it.
 
 mod drafts;
+mod forced;
 
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use forebay_core::CancelToken;
+use forebay_core::{CancelToken, Constraint, ConstraintError};
 use forebay_model::workspace::LOGIT_ROWS;
 use forebay_model::{ForwardError, KvCache, Phase, Profile, Trace, Watch, Workspace, forward, logits};
 use forebay_tiers::Counters;
 
+pub use crate::choose::Token;
+use crate::choose::{Choice, Chooser};
 use crate::draft::{DraftStats, Foretold};
 use crate::engine::Engine;
-use crate::sample::{SampleError, Sampler, Sampling, argmax};
+use crate::sample::{SampleError, Sampling, argmax, log_probability};
 
 /// What to generate.
 #[derive(Clone, Debug)]
@@ -28,7 +32,7 @@ pub struct Request<'a> {
 
 /// What happens while generating.
 #[allow(clippy::large_enum_variant, reason = "one a pass, handed on and dropped")]
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// So many prompt tokens of so many have been run; those of a pass that is under way count by
     /// the layers they are through.
@@ -41,7 +45,7 @@ pub enum Event {
     /// A pass is over.
     Pass(PassStats),
     /// The next token of the answer.
-    Token(u32),
+    Token(Token),
 }
 
 /// What one pass cost.
@@ -67,8 +71,10 @@ struct PassStart {
 /// Why generation ended without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// The model produced a stop token.
+    /// The model produced a stop token, or the constraint let nothing follow.
     Stop,
+    /// The caller ended the answer at a token.
+    Ended,
     /// `max_tokens` were generated.
     Length,
     /// The context is full.
@@ -116,7 +122,7 @@ pub struct Stats {
 impl Stats {
     /// Tokens that came out of the passes after the prompt.
     pub fn decoded(&self) -> usize {
-        self.decode_passes + self.drafts.accepted as usize
+        self.decode_passes + (self.drafts.accepted + self.drafts.forced_accepted) as usize
     }
 }
 
@@ -130,6 +136,9 @@ pub enum GenerateError {
     /// No token could be chosen.
     #[error(transparent)]
     Sample(#[from] SampleError),
+    /// The constraint could not say what comes next.
+    #[error(transparent)]
+    Constraint(#[from] ConstraintError),
 }
 
 /// Teacher-forced score of one token.
@@ -228,31 +237,49 @@ impl Session {
         kept
     }
 
-    /// Runs the prompt and generates until a stop token, a limit or a cancellation.
+    /// Runs the prompt and generates until a stop token, a limit, a cancellation, or until the caller ends it.
     ///
-    /// `on_event` sees every token as it is chosen. After an error the sequence holds
-    /// what had been run before it and can be used again. After a cancellation in the middle of
-    /// the prompt it holds the part that was run: [`truncate`](Self::truncate) takes it back.
+    /// `on_event` sees every token as it is chosen. `Break` at a token ends the answer there: the sequence
+    /// holds exactly the tokens that were seen. What it returns for other events is not looked at.
+    ///
+    /// After an error the sequence holds what had been run before it and can be used again. After a cancellation in the
+    /// middle of the prompt it holds the part that was run: [`truncate`](Self::truncate) takes it back.
     pub fn generate(
         &mut self,
         engine: &mut Engine,
         request: &Request<'_>,
         cancel: &CancelToken,
-        mut trace: Option<&mut (dyn Trace + '_)>,
-        on_event: &mut dyn FnMut(Event),
+        trace: Option<&mut (dyn Trace + '_)>,
+        on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
     ) -> Result<Outcome, GenerateError> {
-        let mut sampler = Sampler::new(request.sampling)?;
+        self.generate_within(engine, request, None, cancel, trace, on_event)
+    }
+
+    /// The same, of what `constraint` allows. Stop tokens count where it says that the answer may end.
+    pub fn generate_within(
+        &mut self,
+        engine: &mut Engine,
+        request: &Request<'_>,
+        constraint: Option<&mut (dyn Constraint + '_)>,
+        cancel: &CancelToken,
+        mut trace: Option<&mut (dyn Trace + '_)>,
+        on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
+    ) -> Result<Outcome, GenerateError> {
+        let before = self.tokens.iter().copied().chain(self.pending).chain(request.prompt.iter().copied());
+        let vocab = engine.spec().vocab;
+        let constraint = constraint.map(|constraint| constraint as &mut dyn Constraint);
+        let mut chooser = Chooser::new(&request.sampling, constraint, request.stops, vocab, before)?;
         // What was read while nobody asked for anything is not this answer's cost.
         engine.store.work_begins();
         let before = engine.counters();
         let started = Instant::now();
         let mut stats = Stats::default();
         let finish =
-            self.run(engine, request, cancel, &mut trace, on_event, &mut sampler, &mut stats, started)?;
+            self.run(engine, request, cancel, &mut trace, on_event, &mut chooser, &mut stats, started)?;
         engine.store.work_ends();
         stats.decode = started.elapsed() - stats.prefill;
         stats.experts = engine.counters().since(&before);
-        stats.non_finite_logits = sampler.non_finite();
+        stats.non_finite_logits = chooser.non_finite();
         Ok(Outcome { finish, stats })
     }
 
@@ -263,8 +290,8 @@ impl Session {
         request: &Request<'_>,
         cancel: &CancelToken,
         trace: &mut Option<&mut (dyn Trace + '_)>,
-        on_event: &mut dyn FnMut(Event),
-        sampler: &mut Sampler,
+        on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
+        chooser: &mut Chooser<'_, '_>,
         stats: &mut Stats,
         started: Instant,
     ) -> Result<Finish, GenerateError> {
@@ -273,53 +300,52 @@ impl Session {
             self.hidden_again(engine);
         }
         let prompt: Vec<u32> = self.pending.into_iter().chain(request.prompt.iter().copied()).collect();
-        let finish = self.prefill(engine, &prompt, cancel, trace, on_event)?;
+        let mut ignored = |event| _ = on_event(event);
+        let finish = self.prefill(engine, &prompt, cancel, trace, &mut ignored)?;
         let (prefilled, disk) = (engine.counters(), engine.store.disk_time());
         stats.prefill = started.elapsed();
         stats.prompt_tokens = self.tokens.len() - before;
         if let Finish::Cancelled = finish {
             return Ok(Finish::Cancelled);
         }
-        // The token behind a rejected draft was chosen when the draft was.
+        // What comes behind a rejected draft was chosen when the draft was.
         let mut chosen = None;
         while stats.new_tokens < request.max_tokens {
-            let next = chosen.take().map_or_else(|| sampler.pick(&self.logits), Ok)?;
-            if request.stops.contains(&next) {
-                return Ok(Finish::Stop);
-            }
-            self.pending = Some(next);
+            let next = match chosen.take().map_or_else(|| chooser.choose(&self.logits), Ok)? {
+                Choice::Token(next) => next,
+                Choice::End(_) => return Ok(Finish::Stop),
+            };
+            let id = next.id;
+            self.pending = Some(id);
             stats.new_tokens += 1;
             stats.first_token.get_or_insert_with(|| started.elapsed());
-            on_event(Event::Token(next));
+            if on_event(Event::Token(next)).is_break() {
+                return Ok(Finish::Ended);
+            }
             if stats.new_tokens == request.max_tokens {
                 break;
             }
             if self.kv.len() == self.kv.capacity() {
                 return Ok(Finish::Context);
             }
-            let mut seen = self.propose(engine, next, request.max_tokens - stats.new_tokens, cancel)?;
+            let left = request.max_tokens - stats.new_tokens;
+            let proposed = self.propose_within(engine, id, left, chooser, cancel)?;
             stats.decode_passes += 1;
-            let Some(verified) = self.verify(engine, next, request, cancel, trace, sampler)? else {
+            let Some(verified) = self.verify(engine, id, chooser, cancel, trace, on_event)? else {
                 return Ok(Finish::Cancelled);
             };
-            seen.accepted = verified.accepted;
-            seen.pass = verified.pass.time;
-            seen.waited = verified.pass.phases[Phase::ExpertWait as usize];
-            engine.drafting.observe(&seen);
-            stats.drafts.add(&seen);
+            proposed.count(engine, &verified, &mut stats.drafts);
             stats.decode_experts = engine.counters().since(&prefilled);
             stats.decode_disk = engine.store.disk_time().saturating_sub(disk);
             stats.new_tokens += verified.emitted;
-            on_event(Event::Pass(verified.pass));
-            for &token in &self.drafts[..verified.emitted] {
-                on_event(Event::Token(token));
-            }
-            if verified.emitted < verified.accepted {
-                return Ok(Finish::Stop);
+            _ = on_event(Event::Pass(verified.pass));
+            if verified.ended {
+                return Ok(Finish::Ended);
             }
             chosen = verified.chosen;
         }
-        Ok(Finish::Length)
+        // An answer that is complete with its last token was not cut.
+        Ok(if chooser.is_complete()? { Finish::Stop } else { Finish::Length })
     }
 
     /// Runs `prompt` in chunks of the planned size.
@@ -528,12 +554,4 @@ enum Row<'a> {
     Logits { at: usize, logits: &'a [f32] },
     /// A pass is over.
     Pass(PassStats),
-}
-
-/// `log softmax(logits)[token]`, summed in f64.
-pub fn log_probability(logits: &[f32], token: u32) -> f64 {
-    let top = logits.iter().copied().filter(|l| l.is_finite()).fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 =
-        logits.iter().filter(|l| l.is_finite()).map(|&l| libm::exp(f64::from(l) - f64::from(top))).sum();
-    f64::from(logits[token as usize]) - f64::from(top) - libm::log(sum)
 }

@@ -3,6 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use forebay_core::{ByteSize, CancelToken};
@@ -296,8 +297,9 @@ fn four_tokens(engine: &mut Engine, session: &mut Session) -> Result<Vec<u32>, G
     let mut tokens = Vec::new();
     let mut keep = |event| {
         if let Event::Token(token) = event {
-            tokens.push(token);
+            tokens.push(token.id);
         }
+        ControlFlow::Continue(())
     };
     session.generate(engine, &request, &CancelToken::new(), None, &mut keep).map(|_| tokens)
 }

@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::ops::ControlFlow;
+
 use common::{demo, eval, greedy, greedy_on, ids, json, transformers_options};
 use forebay_core::CancelToken;
 use forebay_engine::{Drafting, Engine, EngineOptions, Event, Finish, Request, Sampling, Session};
@@ -153,8 +155,9 @@ fn the_context_ends_where_it_should() {
         let mut tokens = Vec::new();
         let mut keep = |event| {
             if let Event::Token(token) = event {
-                tokens.push(token);
+                tokens.push(token.id);
             }
+            ControlFlow::Continue(())
         };
         let done = session.generate(&mut engine, &request, &CancelToken::new(), None, &mut keep).unwrap();
         assert_eq!((done.finish, session.tokens().len()), (Finish::Context, 26));
@@ -199,12 +202,13 @@ fn sampled_answers_are_the_same_with_drafts() {
         let mut engine = Engine::open(&demo(), options, &mut |_, _| {}).unwrap();
         let mut all = Vec::new();
         for seed in 0..6 {
-            let sampling = Sampling { temperature: 0.9, top_p: 0.95, seed };
+            let sampling = Sampling { temperature: 0.9, top_p: 0.95, seed, ..Sampling::greedy() };
             let request = Request { prompt: &prompt, max_tokens: 60, sampling, stops: &[13] };
             let mut keep = |event| {
                 if let Event::Token(token) = event {
-                    all.push(token);
+                    all.push(token.id);
                 }
+                ControlFlow::Continue(())
             };
             let mut session = Session::new(&engine);
             let done = session.generate(&mut engine, &request, &CancelToken::new(), None, &mut keep).unwrap();

@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Once};
 use std::time::Duration;
@@ -90,9 +91,10 @@ fn answer(engine: &mut Engine, after: &mut dyn FnMut(usize)) -> Result<Vec<u32>,
     after(0);
     session.generate(engine, &request, &CancelToken::new(), None, &mut |event| {
         if let Event::Token(token) = event {
-            tokens.push(token);
+            tokens.push(token.id);
             after(tokens.len());
         }
+        ControlFlow::Continue(())
     })?;
     Ok(tokens)
 }

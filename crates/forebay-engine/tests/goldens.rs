@@ -6,6 +6,7 @@
 
 mod common;
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use common::{Choices, all_logits, argmax, floats, greedy, ids, json};
@@ -161,7 +162,11 @@ fn routes_and_selections_agree_with_transformers() {
             };
             let mut session = Session::new(&engine);
             let cancel = CancelToken::new();
-            session.generate(&mut engine, &request, &cancel, Some(&mut choices), &mut |_| {}).unwrap();
+            session
+                .generate(&mut engine, &request, &cancel, Some(&mut choices), &mut |_| {
+                    ControlFlow::Continue(())
+                })
+                .unwrap();
             for entry in trace["router"].as_array().unwrap() {
                 let layer = entry["layer"].as_u64().unwrap() as usize;
                 let mut have = choices.routed[&(layer, position)].clone();

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::ops::ControlFlow;
+
 use common::{demo, eval, ids};
 use forebay_core::CancelToken;
 use forebay_engine::{Engine, EngineOptions, Request, Sampling, Session};
@@ -42,7 +44,9 @@ fn recorded() -> Routes {
             let request = Request { prompt, max_tokens: 0, sampling: Sampling::greedy(), stops: &[] };
             let mut session = Session::new(&engine);
             let cancel = CancelToken::new();
-            session.generate(&mut engine, &request, &cancel, Some(&mut rows), &mut |_| ()).unwrap();
+            session
+                .generate(&mut engine, &request, &cancel, Some(&mut rows), &mut |_| ControlFlow::Continue(()))
+                .unwrap();
         }
     }
     rows.routes

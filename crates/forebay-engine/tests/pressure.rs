@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 
 use common::demo;
@@ -63,16 +64,19 @@ fn open() -> Engine {
 fn run(engine: &mut Engine, after_pass: &mut dyn FnMut(usize, &Counters)) -> (Vec<u32>, Vec<Counters>) {
     let (mut tokens, mut passes) = (Vec::new(), Vec::new());
     let mut session = Session::new(engine);
-    let sampling = Sampling { temperature: 1.0, top_p: 1.0, seed: 5 };
+    let sampling = Sampling { temperature: 1.0, top_p: 1.0, seed: 5, ..Sampling::greedy() };
     let request = Request { prompt: &[300, 17, 2041], max_tokens: ALL, sampling, stops: &[] };
     session
-        .generate(engine, &request, &CancelToken::new(), None, &mut |event| match event {
-            Event::Token(token) => tokens.push(token),
-            Event::Pass(pass) => {
-                after_pass(passes.len(), &pass.experts);
-                passes.push(pass.experts);
+        .generate(engine, &request, &CancelToken::new(), None, &mut |event| {
+            match event {
+                Event::Token(token) => tokens.push(token.id),
+                Event::Pass(pass) => {
+                    after_pass(passes.len(), &pass.experts);
+                    passes.push(pass.experts);
+                }
+                Event::Prefill { .. } => {}
             }
-            Event::Prefill { .. } => {}
+            ControlFlow::Continue(())
         })
         .unwrap();
     (tokens, passes)

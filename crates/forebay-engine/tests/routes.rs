@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::ops::ControlFlow;
+
 use common::demo;
 use forebay_core::{ByteSize, CancelToken};
 use forebay_engine::{Engine, EngineOptions, Request, RouteRecorder, Sampling, Session, inspect};
@@ -31,7 +33,9 @@ fn recorded(engine: &mut Engine, prompt: &[u32], answer: usize) -> (Routes, Coun
     let mut recorder = RouteRecorder::new(Vec::new(), header, prompt.len()).unwrap();
     let mut session = Session::new(engine);
     let request = Request { prompt, max_tokens: answer, sampling: Sampling::greedy(), stops: &[] };
-    let outcome = session.generate(engine, &request, &CancelToken::new(), Some(&mut recorder), &mut |_| ());
+    let outcome = session.generate(engine, &request, &CancelToken::new(), Some(&mut recorder), &mut |_| {
+        ControlFlow::Continue(())
+    });
     let counted = outcome.unwrap().stats.experts;
     let bytes = recorder.finish().unwrap();
     (read_routes(bytes.as_slice()).unwrap().1, counted)

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::ops::ControlFlow;
+
 use common::greedy_on;
 use forebay_core::{ByteSize, CancelToken};
 use forebay_engine::{
@@ -31,7 +33,9 @@ fn a_prompt_that_does_not_fit_is_refused_whole() {
     let mut session = Session::new(&engine);
     let long: Vec<u32> = (0..33).collect();
     let cancel = CancelToken::new();
-    let error = session.generate(&mut engine, &request(&long, 1), &cancel, None, &mut |_| {}).unwrap_err();
+    let error = session
+        .generate(&mut engine, &request(&long, 1), &cancel, None, &mut |_| ControlFlow::Continue(()))
+        .unwrap_err();
     assert!(matches!(
         error,
         GenerateError::Forward(ForwardError::ContextFull { tokens: 33, used: 0, capacity: 32 })
@@ -49,7 +53,9 @@ fn an_unknown_token_is_refused_before_any_work() {
     tokens[8] = 300;
     let cancel = CancelToken::new();
     for error in [
-        session.generate(&mut engine, &request(&tokens, 1), &cancel, None, &mut |_| {}).unwrap_err(),
+        session
+            .generate(&mut engine, &request(&tokens, 1), &cancel, None, &mut |_| ControlFlow::Continue(()))
+            .unwrap_err(),
         session.score(&mut engine, &tokens, &cancel, None, &mut |_| {}).unwrap_err(),
     ] {
         assert!(matches!(error, GenerateError::Forward(ForwardError::Token { token: 300, vocab: 300 })));
@@ -66,8 +72,9 @@ fn a_full_context_ends_the_answer_and_keeps_its_last_token_pending() {
     let cancel = CancelToken::new();
     let mut keep = |event| {
         if let Event::Token(token) = event {
-            seen.push(token);
+            seen.push(token.id);
         }
+        ControlFlow::Continue(())
     };
     let outcome = session.generate(&mut engine, &request(&prompt, 100), &cancel, None, &mut keep).unwrap();
     assert_eq!(outcome.finish, Finish::Context);
@@ -88,8 +95,9 @@ fn a_stop_token_is_neither_emitted_nor_kept() {
     let mut seen = Vec::new();
     let mut keep = |event| {
         if let Event::Token(token) = event {
-            seen.push(token);
+            seen.push(token.id);
         }
+        ControlFlow::Continue(())
     };
     let stops = [stop];
     let request = Request { stops: &stops, ..request(&[], 6) };
@@ -125,12 +133,17 @@ fn a_cancelled_prompt_reports_what_was_run_and_can_be_taken_back() {
     let cancel = CancelToken::new();
     let mut trace = CancelAt { cancel: cancel.clone(), after: 10 };
     let prompt = toy::prompt();
-    let outcome =
-        session.generate(&mut engine, &request(&prompt, 4), &cancel, Some(&mut trace), &mut |_| {}).unwrap();
+    let outcome = session
+        .generate(&mut engine, &request(&prompt, 4), &cancel, Some(&mut trace), &mut |_| {
+            ControlFlow::Continue(())
+        })
+        .unwrap();
     assert_eq!(outcome.finish, Finish::Cancelled);
     assert_eq!(outcome.stats.prompt_tokens, 8, "the first chunk was run, the second was not");
     assert_eq!(session.tokens(), &prompt[..8]);
-    let again = session.generate(&mut engine, &request(&[], 1), &CancelToken::new(), None, &mut |_| {});
+    let again = session.generate(&mut engine, &request(&[], 1), &CancelToken::new(), None, &mut |_| {
+        ControlFlow::Continue(())
+    });
     assert!(
         matches!(again, Err(GenerateError::Forward(ForwardError::NoTokens))),
         "half a prompt has no answer"

@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::ops::ControlFlow;
+
 use common::{Choices, greedy_on};
 use forebay_core::CancelToken;
 use forebay_engine::{Engine, EngineOptions, Request, Sampling, Session};
@@ -23,7 +25,9 @@ fn open(options: EngineOptions) -> (tempfile::TempDir, Engine) {
 
 fn prefill(engine: &mut Engine, session: &mut Session, trace: Option<&mut dyn Trace>) {
     let request = Request { prompt: &toy::prompt(), max_tokens: 0, sampling: Sampling::greedy(), stops: &[] };
-    session.generate(engine, &request, &CancelToken::new(), trace, &mut |_| {}).unwrap();
+    session
+        .generate(engine, &request, &CancelToken::new(), trace, &mut |_| ControlFlow::Continue(()))
+        .unwrap();
 }
 
 fn close(found: &[f32], want: &[f32], tolerance: f32, what: &str) {

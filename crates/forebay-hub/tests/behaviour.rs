@@ -1,6 +1,7 @@
 //! That a synthetic model behaves: routing like that of real text, activations in range. Measured by running it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
 
 use forebay_core::{CancelToken, Format};
 use forebay_engine::{Engine, EngineOptions, Request, Sampling, Session};
@@ -81,7 +82,9 @@ fn run(dir: &std::path::Path, tokens: &[u32]) -> (Engine, Session, Routes) {
     let mut routes = Routes::default();
     let request = Request { prompt: tokens, max_tokens: 0, sampling: Sampling::greedy(), stops: &[] };
     let cancel = CancelToken::new();
-    session.generate(&mut engine, &request, &cancel, Some(&mut routes), &mut |_| {}).unwrap();
+    session
+        .generate(&mut engine, &request, &cancel, Some(&mut routes), &mut |_| ControlFlow::Continue(()))
+        .unwrap();
     (engine, session, routes)
 }
 

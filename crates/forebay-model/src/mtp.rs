@@ -122,8 +122,8 @@ pub fn absorb(
     Ok(())
 }
 
-/// Drafts up to `depth` tokens that may follow `next`, the token behind the cache's last, into `drafts`. Always the
-/// most likely ones; fewer where the cache ends.
+/// Drafts up to `depth` tokens that may follow `next`, the token behind the cache's last, and behind it `given`, into
+/// `drafts`. Always the most likely ones; fewer where the cache ends.
 ///
 /// # Errors
 /// As a pass. The cache keeps its length.
@@ -133,6 +133,7 @@ pub fn draft(
     store: &mut ExpertStore,
     kv: &mut KvCache,
     next: u32,
+    given: &[u32],
     depth: usize,
     cancel: &CancelToken,
     ws: &mut Workspace,
@@ -146,7 +147,7 @@ pub fn draft(
     let before = ws.profile.all();
     let mut steps = || {
         let mut token = next;
-        for step in 0..depth {
+        for step in 0..given.len() + depth {
             let position = kv.len() - 1 + step;
             if position + 2 >= kv.capacity() {
                 break;
@@ -159,11 +160,14 @@ pub fn draft(
                 Origin::Step => ws.mtp.hidden.extend_from_slice(&ws.mtp.x),
             }
             join(ctx, mtp, origin, &[token], ws)?;
-            token = one_step(ctx, mtp, store, kv, position, cancel, ws)?;
+            let drafted = one_step(ctx, mtp, store, kv, position, cancel, ws)?;
             if step == 0 {
                 ws.mtp.begun = Some((position, next));
             }
-            drafts.push(token);
+            token = given.get(step).copied().unwrap_or(drafted);
+            if step >= given.len() {
+                drafts.push(drafted);
+            }
         }
         Ok(())
     };

@@ -9,6 +9,7 @@
 
 pub mod prompt;
 pub mod reasoning;
+pub mod stop_strings;
 pub mod stops;
 pub mod stream;
 pub mod template;
@@ -18,6 +19,7 @@ mod limits;
 
 pub use prompt::{PromptPart, RenderedPrompt};
 pub use reasoning::{ReasoningDelta, ReasoningSplitter};
+pub use stop_strings::{StopMatcher, StopStringError};
 pub use stops::StopSet;
 pub use stream::Utf8Stream;
 pub use template::{ChatMessage, ChatTemplate, RenderOptions};

@@ -1,17 +1,19 @@
 //! One answer: tokens from the engine become text while they arrive.
 
 use std::io::{self, IsTerminal};
+use std::ops::ControlFlow;
 
 use forebay_core::CancelToken;
-use forebay_engine::{Event, Finish, Request, Sampling, Session, Stats};
+use forebay_engine::{Event, Finish, Request, Sampling, Session, Stats, Token};
 use forebay_text::reasoning::THINK_OPEN;
-use forebay_text::{ReasoningDelta, ReasoningSplitter, RenderedPrompt, Utf8Stream};
+use forebay_text::{ReasoningDelta, ReasoningSplitter, RenderedPrompt, StopMatcher, Utf8Stream};
 
 use crate::console::{self, Output};
 use crate::failure::Failure;
 use crate::load::Loaded;
 use crate::progress::{Progress, Unit};
 use crate::recordings::Recordings;
+use crate::structure::Structure;
 
 /// What to answer.
 pub struct Ask<'a> {
@@ -23,6 +25,10 @@ pub struct Ask<'a> {
     pub sampling: Sampling,
     /// What kind of text the answer is.
     pub form: Form,
+    /// Texts in front of which the answer ends.
+    pub stop: &'a [String],
+    /// What the answer may be.
+    pub structure: Option<&'a Structure>,
     /// Whether to count tokens on standard error while the answer grows unseen.
     pub count: bool,
 }
@@ -48,8 +54,8 @@ impl Form {
 
 /// An answer and what it cost.
 pub struct Answer {
-    /// Its tokens.
-    pub ids: Vec<u32>,
+    /// Its tokens: those that say a stop string, and those of the think block, among them.
+    pub tokens: Vec<Token>,
     /// The answer proper.
     pub content: String,
     /// The text of the think block.
@@ -80,6 +86,8 @@ struct Pipe<'a> {
     utf8: Utf8Stream,
     /// `None` for raw text.
     splitter: Option<ReasoningSplitter>,
+    /// Looks at the answer proper only: no stop string cuts reasoning short.
+    stop: StopMatcher,
     content: String,
     reasoning: String,
     on_text: &'a mut dyn FnMut(&ReasoningDelta) -> Result<(), Failure>,
@@ -94,15 +102,17 @@ impl Pipe<'_> {
     fn finish(&mut self) -> Result<(), Failure> {
         let text = self.utf8.finish();
         self.split(text)?;
-        let last = self.splitter.as_mut().map(ReasoningSplitter::finish).unwrap_or_default();
+        let mut last = self.splitter.as_mut().map(ReasoningSplitter::finish).unwrap_or_default();
+        last.content = self.stop.push(&last.content) + &self.stop.finish();
         self.deliver(last)
     }
 
     fn split(&mut self, text: String) -> Result<(), Failure> {
-        let delta = match &mut self.splitter {
+        let mut delta = match &mut self.splitter {
             Some(splitter) => splitter.push(&text),
             None => ReasoningDelta { content: text, ..ReasoningDelta::default() },
         };
+        delta.content = self.stop.push(&delta.content);
         self.deliver(delta)
     }
 
@@ -128,39 +138,46 @@ pub fn generate(
         Form::Turn { thinking } => Some(ReasoningSplitter::new(thinking)),
     };
     let (content, reasoning) = Default::default();
-    let mut pipe = Pipe { utf8: Utf8Stream::new(), splitter, content, reasoning, on_text };
-    let mut ids = Vec::new();
+    let stop = StopMatcher::new(ask.stop.iter().cloned())?;
+    let mut constraint = ask.structure.map(|structure| structure.constraint(ask.form));
+    let mut pipe = Pipe { utf8: Utf8Stream::new(), splitter, stop, content, reasoning, on_text };
+    let mut tokens = Vec::new();
     let mut failed = None;
     let mut progress = Some(Progress::start("reading the prompt", Unit::Tokens, ask.prompt.len() as u64));
     let tokenizer = &model.text.tokenizer;
     recordings.prompt_ends(session.tokens().len() + session.pending().iter().count() + ask.prompt.len());
     let (trace, mut on_pass) = recordings.watch();
-    let on_event = &mut |event| match event {
-        Event::Prefill { done, total } => {
-            progress.iter().for_each(|line| line.update(done as u64, total as u64));
-        }
-        Event::Pass(stats) => on_pass(&stats),
-        Event::Token(id) => {
-            if ids.is_empty() {
-                // The old line goes before the new one comes.
-                progress = None;
-                progress = ask.count.then(|| Progress::start("answering", Unit::Tokens, 0));
+    let on_event = &mut |event| {
+        match event {
+            Event::Prefill { done, total } => {
+                progress.iter().for_each(|line| line.update(done as u64, total as u64));
             }
-            ids.push(id);
-            progress.iter().for_each(|line| line.update(ids.len() as u64, 0));
-            if let Err(failure) = pipe.push(tokenizer.token_bytes(id).unwrap_or_default()) {
-                failed.get_or_insert(failure);
-                cancel.cancel();
+            Event::Pass(stats) => on_pass(&stats),
+            Event::Token(token) => {
+                if tokens.is_empty() {
+                    // The old line goes before the new one comes.
+                    progress = None;
+                    progress = ask.count.then(|| Progress::start("answering", Unit::Tokens, 0));
+                }
+                let pushed = pipe.push(tokenizer.token_bytes(token.id).unwrap_or_default());
+                tokens.push(token);
+                progress.iter().for_each(|line| line.update(tokens.len() as u64, 0));
+                failed = pushed.err();
+                if failed.is_some() || pipe.stop.found().is_some() {
+                    return ControlFlow::Break(());
+                }
             }
         }
+        ControlFlow::Continue(())
     };
     let request = Request {
         prompt: ask.prompt,
         max_tokens: ask.max_tokens,
-        sampling: ask.sampling,
+        sampling: ask.sampling.clone(),
         stops: model.stops.ids(),
     };
-    let outcome = session.generate(&mut model.engine, &request, cancel, trace, on_event);
+    let constraint = constraint.as_deref_mut();
+    let outcome = session.generate_within(&mut model.engine, &request, constraint, cancel, trace, on_event);
     drop(progress);
     if let Some(failure) = failed {
         return Err(failure);
@@ -174,7 +191,7 @@ pub fn generate(
         ));
     }
     let Pipe { content, reasoning, .. } = pipe;
-    Ok(Answer { ids, content, reasoning, finish: outcome.finish, stats: outcome.stats })
+    Ok(Answer { tokens, content, reasoning, finish: outcome.finish, stats: outcome.stats })
 }
 
 /// Shows an answer while it arrives: content on standard output, reasoning on standard error.

@@ -5,11 +5,13 @@ mod bench;
 mod engine;
 mod get;
 mod models;
+mod sampling;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use forebay_core::{ByteSize, Format};
+use forebay_engine::sample::MAX_LOGPROBS;
 use forebay_engine::{EngineOptions, Rates};
 use forebay_hub::synth::spec::DEFAULT_SHARD_BYTES;
 
@@ -17,6 +19,7 @@ pub use bench::*;
 pub use engine::*;
 pub use get::*;
 pub use models::*;
+pub use sampling::*;
 
 const ABOUT: &str = "Run giant Mixture-of-Experts models on any machine, by streaming experts from disk";
 
@@ -234,9 +237,15 @@ pub struct RunArgs {
     /// Print one JSON object with answer, measurements and settings instead of text
     #[arg(long)]
     pub json: bool,
+    /// List the log-probability of every token and of this many alternatives, up to 20; with --json
+    #[arg(long, value_name = "N", requires = "json", value_parser = clap::value_parser!(u8).range(0..=MAX_LOGPROBS as i64))]
+    pub logprobs: Option<u8>,
     /// How to answer.
     #[command(flatten)]
     pub answer: AnswerArgs,
+    /// What the answer may be.
+    #[command(flatten)]
+    pub structure: StructureArgs,
     /// Files to write beside the result.
     #[command(flatten)]
     pub files: RecordArgs,
@@ -261,6 +270,9 @@ pub struct ChatArgs {
     /// How to answer.
     #[command(flatten)]
     pub answer: AnswerArgs,
+    /// What every answer may be.
+    #[command(flatten)]
+    pub structure: StructureArgs,
     /// Files to write beside the result.
     #[command(flatten)]
     pub files: RecordArgs,
@@ -477,42 +489,6 @@ pub enum ShapeArg {
     Tiny,
 }
 
-/// How to answer.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Answer")]
-pub struct AnswerArgs {
-    /// Most tokens in an answer
-    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
-    pub max_tokens: u32,
-    /// 0 always takes the likeliest token, higher is more varied, up to 2 [default: the model's, else 0.7]
-    #[arg(long, value_name = "T", value_parser = temperature, allow_negative_numbers = true)]
-    pub temperature: Option<f32>,
-    /// Choose among the likeliest tokens that together have this probability [default: the model's, else 0.9]
-    #[arg(long, value_name = "P", value_parser = top_p, allow_negative_numbers = true)]
-    pub top_p: Option<f32>,
-    /// Same seed, same answer [default: a new one every time]
-    #[arg(long, value_name = "N")]
-    pub seed: Option<u64>,
-    /// Instructions for the model, before the conversation
-    #[arg(long, value_name = "TEXT")]
-    pub system: Option<String>,
-    /// Let the model reason before it answers; the reasoning is shown on standard error, dim on a terminal
-    #[arg(long)]
-    pub think: bool,
-}
-
-fn temperature(text: &str) -> Result<f32, String> {
-    number(text, |t| (0.0..=2.0).contains(&t), "a number from 0 to 2")
-}
-
-fn top_p(text: &str) -> Result<f32, String> {
-    number(text, |p| p > 0.0 && p <= 1.0, "a number above 0 and up to 1")
-}
-
-fn number(text: &str, allowed: impl Fn(f32) -> bool, expected: &str) -> Result<f32, String> {
-    text.parse().ok().filter(|&value| allowed(value)).ok_or_else(|| format!("use {expected}"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -551,6 +527,18 @@ mod tests {
             "run x --temperature -1",
             "run x --temperature nan",
             "run x --top-p 0",
+            "run x --top-k -1",
+            "run x --min-p 1.5",
+            "run x --repetition-penalty 0",
+            "run x --presence-penalty 3",
+            "run x --frequency-penalty nan",
+            "run x --logit-bias 3",
+            "run x --logit-bias 3=101",
+            "run x --logit-bias -3=1",
+            "run x --logprobs 5",
+            "run x --json --logprobs 21",
+            "run x --json-schema {} --regex a",
+            "run x --grammar a --regex a",
             "run x --max-tokens 0",
             "run x --seed -1",
             "run x --threads 0",

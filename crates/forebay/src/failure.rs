@@ -1,9 +1,11 @@
 //! Why a verb ended early, and the exit status that says so to a script.
 
 use forebay_engine::{GenerateError, OpenError, PlanError, SampleError};
+use forebay_grammar::GrammarError;
 use forebay_io::MirrorError;
 use forebay_model::{ForwardError, SnapshotError};
 use forebay_store::config::ConfigError;
+use forebay_text::StopStringError;
 use forebay_text::template::{RenderError, TemplateError};
 use forebay_text::tokenizer::{EncodeError, TokenizerError};
 
@@ -107,6 +109,18 @@ impl From<RenderError> for Failure {
     }
 }
 
+impl From<StopStringError> for Failure {
+    fn from(error: StopStringError) -> Self {
+        Self::usage(error.to_string())
+    }
+}
+
+impl From<GrammarError> for Failure {
+    fn from(error: GrammarError) -> Self {
+        Self::usage(error.to_string())
+    }
+}
+
 impl From<PlanError> for Failure {
     fn from(error: PlanError) -> Self {
         let exit = match error {
@@ -138,7 +152,9 @@ impl From<GenerateError> for Failure {
             GenerateError::Forward(ForwardError::Cancelled) => return Self::Interrupted,
             GenerateError::Forward(ForwardError::NoTokens | ForwardError::ContextFull { .. }) => Exit::Usage,
             GenerateError::Forward(ForwardError::Token { .. }) => Exit::Model,
-            GenerateError::Sample(SampleError::Temperature { .. } | SampleError::TopP { .. }) => Exit::Usage,
+            GenerateError::Sample(SampleError::NoFiniteLogit { .. }) => Exit::Runtime,
+            // Settings out of range, and biases that leave no choice.
+            GenerateError::Sample(_) => Exit::Usage,
             _ => Exit::Runtime,
         };
         Self::new(exit, error.to_string())

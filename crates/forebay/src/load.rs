@@ -1,6 +1,7 @@
 //! A model opened for use, with everything that turns text into ids and back.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_engine::{Engine, EngineOptions, Inspection};
@@ -18,7 +19,7 @@ use crate::usage::Usage;
 /// What a model folder says about text.
 pub struct TextSide {
     /// Text to ids and back.
-    pub tokenizer: Tokenizer,
+    pub tokenizer: Arc<Tokenizer>,
     /// Conversations to prompts.
     pub template: ChatTemplate,
 }
@@ -28,7 +29,7 @@ impl TextSide {
     pub fn read(dir: &Path) -> Result<Self, Failure> {
         let tokenizer = tokenizer(dir)?;
         let template = ChatTemplate::load(dir, &tokenizer)?;
-        Ok(Self { tokenizer, template })
+        Ok(Self { tokenizer: Arc::new(tokenizer), template })
     }
 }
 

@@ -39,6 +39,7 @@ mod report;
 mod run;
 mod score;
 mod settings;
+mod structure;
 mod synth;
 mod tune;
 mod usage;

@@ -4,8 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use forebay_core::ByteSize;
-use forebay_engine::{DraftStats, Engine, EngineOptions, Finish, Sampling, Stats};
+use forebay_engine::{DraftStats, Engine, EngineOptions, Finish, Sampling, Stats, Token};
 use forebay_io::probe::Way;
+use forebay_text::Tokenizer;
 use forebay_tiers::{Counters, Histogram, LookAhead};
 use serde_json::{Map, Value, json};
 
@@ -36,10 +37,13 @@ pub fn deviations(options: &EngineOptions) -> String {
 /// What an answer cost beside its speed, in a few words.
 pub fn summary(stats: &Stats) -> String {
     let tokens = |count: usize| format!("{count} token{}", if count == 1 { "" } else { "s" });
-    let drafts = match stats.drafts.verified {
+    let mut drafts = match stats.drafts.verified {
         0 => String::new(),
         verified => format!(", {} of {verified} drafts right", stats.drafts.accepted),
     };
+    if stats.drafts.forced > 0 {
+        drafts += &format!(", {} tokens forced by the grammar", stats.drafts.forced_accepted);
+    }
     format!(
         "prompt of {} in {:.2} s, answer of {} in {:.2} s{drafts}",
         tokens(stats.prompt_tokens),
@@ -73,6 +77,8 @@ fn drafts_json(drafts: &DraftStats) -> Value {
         "verified": drafts.verified,
         "accepted": drafts.accepted,
         "passes_by_accepted": drafts.passes,
+        "forced": drafts.forced,
+        "forced_accepted": drafts.forced_accepted,
     })
 }
 
@@ -197,6 +203,13 @@ pub fn settings_json(engine: &Engine, sampling: &Sampling, max_tokens: usize) ->
     let mut settings = engine_json(engine);
     settings.insert("temperature".to_owned(), short(sampling.temperature));
     settings.insert("top_p".to_owned(), short(sampling.top_p));
+    settings.insert("top_k".to_owned(), json!(sampling.top_k));
+    settings.insert("min_p".to_owned(), short(sampling.min_p));
+    settings.insert("repetition_penalty".to_owned(), short(sampling.repetition_penalty));
+    settings.insert("presence_penalty".to_owned(), short(sampling.presence_penalty));
+    settings.insert("frequency_penalty".to_owned(), short(sampling.frequency_penalty));
+    let biases = sampling.logit_bias.iter().map(|(id, bias)| (id.to_string(), short(*bias)));
+    settings.insert("logit_bias".to_owned(), Value::Object(biases.collect()));
     settings.insert("max_tokens".to_owned(), json!(max_tokens));
     settings
 }
@@ -206,10 +219,27 @@ fn short(value: f32) -> Value {
     value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
+/// The log-probabilities of an answer's tokens, where they were asked for.
+pub fn logprobs_json(tokens: &[Token], tokenizer: &Tokenizer) -> Value {
+    let named = |id: u32, logprob: f64| {
+        let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+        let text = String::from_utf8_lossy(bytes);
+        json!({ "id": id, "token": text, "bytes": bytes, "logprob": logprob })
+    };
+    let one = |token: &Token| {
+        let logprobs = token.logprobs.as_ref()?;
+        let mut all = named(token.id, logprobs.chosen);
+        all["top"] = logprobs.top.iter().map(|&(id, logprob)| named(id, logprob)).collect();
+        Some(all)
+    };
+    tokens.iter().map(one).collect::<Option<Vec<_>>>().map_or(Value::Null, Value::from)
+}
+
 /// The name of a finish reason.
 pub fn finish_name(finish: Finish) -> &'static str {
     match finish {
-        Finish::Stop => "stop",
+        // Only a stop string ends an answer from outside.
+        Finish::Stop | Finish::Ended => "stop",
         Finish::Length => "length",
         Finish::Context => "context",
         Finish::Cancelled => "cancelled",

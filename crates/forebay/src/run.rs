@@ -18,12 +18,15 @@ use crate::prompt::{self, Limit, Source};
 use crate::recordings::Recordings;
 use crate::report;
 use crate::settings::{self, ModelDefaults};
+use crate::structure::Structure;
 
 /// Runs the verb.
 pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let dir = settings::model_dir(args.engine.model.as_deref())?;
     let text = TextSide::read(&dir)?;
-    let sampling = ModelDefaults::read(&dir)?.sampling(&args.answer);
+    let mut sampling = ModelDefaults::read(&dir)?.sampling(&args.answer);
+    sampling.logprobs = args.logprobs.map(usize::from);
+    let structure = Structure::read(&args.structure, &text.tokenizer)?;
     let mut found = None;
     // Headers are read before a prompt that may be too long is, and not again.
     let limit = || {
@@ -45,7 +48,8 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let seed = args.answer.seed.map(|seed| ("seed", seed.to_string()));
     let settings: Vec<_> = [("prompt_tokens", ids.len().to_string())].into_iter().chain(seed).collect();
     recordings.begin(&model.dir, &model.engine, &settings)?;
-    let ask = Ask { prompt: &ids, max_tokens, sampling, form, count };
+    let (stop, structure) = (&args.answer.stop[..], structure.as_ref());
+    let ask = Ask { prompt: &ids, max_tokens, sampling, form, stop, structure, count };
 
     let mut out = Output::new();
     let answer = if args.json {
@@ -106,12 +110,14 @@ fn result(
     settings.insert("think".to_owned(), json!(args.answer.think));
     let template = (!args.no_template).then(|| model.text.template.origin());
     settings.insert("template".to_owned(), json!(template));
+    settings.insert("stop".to_owned(), json!(args.answer.stop));
+    settings.insert("structure".to_owned(), json!(args.structure.kind()));
     let stats = &answer.stats;
     let mut all = json!({
         "answer": answer.content,
         "reasoning": answer.reasoning,
         "finish": report::finish_name(answer.finish),
-        "token_ids": answer.ids,
+        "token_ids": answer.tokens.iter().map(|token| token.id).collect::<Vec<_>>(),
         "prompt_tokens": stats.prompt_tokens,
         "new_tokens": stats.new_tokens,
         "seed": ask.sampling.seed,
@@ -122,5 +128,8 @@ fn result(
     });
     let (load, work) = (model.load_time, stats.prefill + stats.decode);
     closing::add_cost(&mut all, &mut model.engine, &model.roots, profile, load, work);
+    if args.logprobs.is_some() {
+        all["logprobs"] = report::logprobs_json(&answer.tokens, &model.text.tokenizer);
+    }
     all
 }

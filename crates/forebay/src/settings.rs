@@ -59,6 +59,9 @@ pub struct ModelDefaults {
     greedy: bool,
     temperature: Option<f32>,
     top_p: Option<f32>,
+    top_k: Option<usize>,
+    min_p: Option<f32>,
+    repetition_penalty: Option<f32>,
 }
 
 impl ModelDefaults {
@@ -69,10 +72,14 @@ impl ModelDefaults {
         };
         let root = file.root();
         let above_zero = (Bound::Excluded(0.0), Bound::Included(1.0));
+        let up_to_two = (Bound::Excluded(0.0), Bound::Included(2.0));
         Ok(Self {
             greedy: root.opt_bool("do_sample")? == Some(false),
             temperature: root.opt_f64("temperature", 0.0..=2.0)?.map(|value| value as f32),
             top_p: root.opt_f64("top_p", above_zero)?.map(|value| value as f32),
+            top_k: root.opt_usize("top_k", 0..=usize::MAX)?,
+            min_p: root.opt_f64("min_p", 0.0..=1.0)?.map(|value| value as f32),
+            repetition_penalty: root.opt_f64("repetition_penalty", up_to_two)?.map(|value| value as f32),
         })
     }
 
@@ -80,12 +87,26 @@ impl ModelDefaults {
     pub fn sampling(&self, args: &AnswerArgs) -> Sampling {
         let model = if self.greedy { 0.0 } else { self.temperature.unwrap_or(TEMPERATURE) };
         let temperature = args.temperature.unwrap_or(model);
-        if temperature == 0.0 && args.top_p.is_some() {
-            console::note("--top-p changes nothing at temperature 0; add --temperature");
+        if temperature == 0.0 {
+            let idle = [
+                ("--top-p", args.top_p.is_some()),
+                ("--top-k", args.top_k.is_some()),
+                ("--min-p", args.min_p.is_some()),
+            ];
+            for (name, _) in idle.into_iter().filter(|(_, given)| *given) {
+                console::note(&format!("{name} changes nothing at temperature 0; add --temperature"));
+            }
         }
         Sampling {
             temperature,
             top_p: args.top_p.or(self.top_p).unwrap_or(TOP_P),
+            top_k: args.top_k.map(|k| k as usize).or(self.top_k).unwrap_or(0),
+            min_p: args.min_p.or(self.min_p).unwrap_or(0.0),
+            repetition_penalty: args.repetition_penalty.or(self.repetition_penalty).unwrap_or(1.0),
+            presence_penalty: args.presence_penalty,
+            frequency_penalty: args.frequency_penalty,
+            logit_bias: args.logit_bias.clone(),
+            logprobs: None,
             seed: args.seed.unwrap_or_else(random_seed),
         }
     }
@@ -108,7 +129,7 @@ mod tests {
     }
 
     fn asked(temperature: Option<f32>, top_p: Option<f32>) -> AnswerArgs {
-        AnswerArgs { max_tokens: 1, temperature, top_p, seed: Some(1), system: None, think: false }
+        AnswerArgs { temperature, top_p, seed: Some(1), ..AnswerArgs::default() }
     }
 
     fn values(defaults: ModelDefaults, args: &AnswerArgs) -> (f32, f32) {
@@ -129,8 +150,32 @@ mod tests {
     }
 
     #[test]
+    fn what_else_the_model_says_counts_too() {
+        let model = defaults(r#"{"top_k": 40, "min_p": 0.1, "repetition_penalty": 1.1}"#).unwrap();
+        let values = |args: &AnswerArgs| {
+            let sampling = model.sampling(args);
+            (sampling.top_k, sampling.min_p, sampling.repetition_penalty)
+        };
+        assert_eq!(values(&asked(None, None)), (40, 0.1, 1.1));
+        let own = AnswerArgs {
+            top_k: Some(0),
+            min_p: Some(0.0),
+            repetition_penalty: Some(1.0),
+            ..asked(None, None)
+        };
+        assert_eq!(values(&own), (0, 0.0, 1.0));
+    }
+
+    #[test]
     fn a_bad_default_names_its_field() {
-        for text in [r#"{"temperature": 3}"#, r#"{"top_p": 0}"#, r#"{"do_sample": "no"}"#] {
+        for text in [
+            r#"{"top_k": -1}"#,
+            r#"{"min_p": 2}"#,
+            r#"{"repetition_penalty": 0}"#,
+            r#"{"temperature": 3}"#,
+            r#"{"top_p": 0}"#,
+            r#"{"do_sample": "no"}"#,
+        ] {
             let Err(Failure::Error { message, .. }) = defaults(text) else { panic!("{text}") };
             assert!(message.contains("generation_config.json"), "{message}");
         }

@@ -1,24 +1,23 @@
 //! Drafting and verifying: what a session guesses at, and what of it stays (docs/drafting.md).
 
+use std::ops::ControlFlow;
 use std::time::Instant;
 
 use forebay_core::CancelToken;
 use forebay_model::workspace::LOGIT_ROWS;
 use forebay_model::{ForwardError, Trace, logits, mtp};
 
-use super::{GenerateError, PassStats, Request, Session};
+use super::{Event, GenerateError, PassStats, Session, Token};
+use crate::choose::{Choice, Chooser};
 use crate::draft::{Drafting, MAX_DEPTH, Observed, look_up};
 use crate::engine::Engine;
-use crate::sample::Sampler;
 
-/// What became of the drafts of a pass.
+/// What was chosen behind the rows of a pass.
 struct Judged {
-    /// Drafts that are what was chosen, from the first one on.
-    accepted: usize,
-    /// The last of them is a stop token.
-    stopped: bool,
-    /// What was chosen in place of the next one.
-    chosen: Option<u32>,
+    /// The drafts that are what was chosen, from the first one on.
+    right: Vec<Token>,
+    /// What was chosen behind them, if it is known.
+    behind: Option<Choice>,
 }
 
 /// What a verifying pass brought.
@@ -27,8 +26,10 @@ pub(super) struct Verified {
     pub(super) emitted: usize,
     /// Drafts that the model agreed with: one more, if the last one ends the answer.
     pub(super) accepted: usize,
-    /// The token behind them, if it is known.
-    pub(super) chosen: Option<u32>,
+    /// What comes behind them, if it is known.
+    pub(super) chosen: Option<Choice>,
+    /// Whether the caller ended the answer.
+    pub(super) ended: bool,
     pub(super) pass: PassStats,
 }
 
@@ -73,84 +74,99 @@ impl Session {
         depth: usize,
         cancel: &CancelToken,
     ) -> Result<&[u32], GenerateError> {
+        self.draft_behind(engine, next, &[], depth, cancel)
+    }
+
+    /// The same, where `given` is known to come behind `next`: what may follow both.
+    pub(super) fn draft_behind(
+        &mut self,
+        engine: &mut Engine,
+        next: u32,
+        given: &[u32],
+        depth: usize,
+        cancel: &CancelToken,
+    ) -> Result<&[u32], GenerateError> {
         self.drafts.clear();
         if depth == 0 {
             return Ok(&self.drafts);
         }
         if let Some(foretold) = &mut self.foretold {
-            foretold.draft(self.tokens.len(), depth, &mut self.drafts);
+            foretold.draft(self.tokens.len() + given.len(), depth, &mut self.drafts);
             return Ok(&self.drafts);
         }
         let (ctx, store) = engine.split();
         if ctx.model.mtp.is_some() {
             let (kv, ws) = (&mut self.kv, &mut self.workspace);
-            match mtp::draft(ctx, store, kv, next, depth, cancel, ws, &mut self.drafts) {
+            match mtp::draft(ctx, store, kv, next, given, depth, cancel, ws, &mut self.drafts) {
                 // The pass to come notices by itself.
                 Ok(()) | Err(ForwardError::Cancelled) => {}
                 Err(other) => return Err(other.into()),
             }
+        } else if let Some((last, between)) = given.split_last() {
+            let said: Vec<u32> = self.tokens.iter().chain([&next]).chain(between).copied().collect();
+            look_up(&said, *last, depth, &mut self.drafts);
         } else {
             look_up(&self.tokens, next, depth, &mut self.drafts);
         }
         Ok(&self.drafts)
     }
 
-    /// One pass over `next` and the drafts; what of it is right is in the cache afterwards. `None` if it was
-    /// cancelled.
+    /// One pass over `next` and the drafts; what of it is right is in the cache afterwards, as far as the caller did not
+    /// end the answer. `None` if it was cancelled.
     pub(super) fn verify(
         &mut self,
         engine: &mut Engine,
         next: u32,
-        request: &Request<'_>,
+        chooser: &mut Chooser<'_, '_>,
         cancel: &CancelToken,
         trace: &mut Option<&mut (dyn Trace + '_)>,
-        sampler: &mut Sampler,
+        on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
     ) -> Result<Option<Verified>, GenerateError> {
-        let start = self.pass_starts(engine);
+        let mut start = self.pass_starts(engine);
         let tokens: Vec<u32> = std::iter::once(next).chain(self.drafts.iter().copied()).collect();
         if !self.pass(engine, &tokens, cancel, trace, &mut |_| ())? {
             return Ok(None);
         }
-        let judged = self.judge(engine, tokens.len(), request.stops, sampler);
-        let Judged { accepted, stopped, chosen } =
-            judged.inspect_err(|_| self.kv.truncate(self.tokens.len()))?;
+        let Judged { right, behind } = self.judge(engine, tokens.len(), chooser);
         // A stop token ends the answer without being part of it.
-        let emitted = accepted - usize::from(stopped);
+        let stopped =
+            matches!(behind, Some(Choice::End(Some(stop))) if self.drafts.get(right.len()) == Some(&stop));
+        let accepted = right.len() + usize::from(stopped);
+        let asked = Instant::now();
+        let (emitted, ended) = emit(right, on_event);
+        // What the caller did with the tokens is no part of the pass.
+        start.started += asked.elapsed();
+        let chosen = if ended { None } else { behind };
+        if ended {
+            let (ctx, _) = engine.split();
+            let last = logits(ctx, &mut self.workspace, emitted..emitted + 1);
+            last.clone_into(&mut self.logits);
+        }
         self.keep(engine, &tokens[..1 + emitted], tokens.len())?;
         let pass = self.pass_stats(engine, tokens.len(), &start);
-        Ok(Some(Verified { emitted, accepted, chosen, pass }))
+        Ok(Some(Verified { emitted, accepted, chosen, ended, pass }))
     }
 
     /// Chooses a token behind every row of the last pass over `rows` tokens, as long as the draft that comes next is
     /// that token: so what is generated is what would be without drafts, sampled tokens included.
     ///
-    /// Afterwards the logits are those behind the last token that stays.
-    fn judge(
-        &mut self,
-        engine: &mut Engine,
-        rows: usize,
-        stops: &[u32],
-        sampler: &mut Sampler,
-    ) -> Result<Judged, GenerateError> {
+    /// Afterwards the logits are those behind the last draft that is right. Where nothing can be chosen the loop
+    /// will find that again.
+    fn judge(&mut self, engine: &mut Engine, rows: usize, chooser: &mut Chooser<'_, '_>) -> Judged {
         let (ctx, _) = engine.split();
         let vocab = ctx.model.spec.vocab;
+        let mut right = Vec::new();
         for first in (0..rows).step_by(LOGIT_ROWS) {
             let block = logits(ctx, &mut self.workspace, first..rows.min(first + LOGIT_ROWS));
             for (row, logits) in (first..).zip(block.chunks_exact(vocab)) {
-                self.logits.clear();
-                self.logits.extend_from_slice(logits);
-                // Behind the last draft the loop chooses.
-                let Some(draft) = self.drafts.get(row) else { break };
-                let token = sampler.pick(logits)?;
-                if token != *draft {
-                    return Ok(Judged { accepted: row, stopped: false, chosen: Some(token) });
-                }
-                if stops.contains(draft) {
-                    return Ok(Judged { accepted: row + 1, stopped: true, chosen: None });
+                let draft = self.drafts.get(row).copied();
+                if let Some(behind) = judge_row(draft, logits, &mut |row| chooser.choose(row), &mut right) {
+                    logits.clone_into(&mut self.logits);
+                    return Judged { right, behind };
                 }
             }
         }
-        Ok(Judged { accepted: self.drafts.len(), stopped: false, chosen: None })
+        unreachable!("the row behind the last draft ends the loop")
     }
 
     /// Of the last pass over `rows` tokens, keeps the first ones: `tokens`.
@@ -173,3 +189,35 @@ impl Session {
         Ok(())
     }
 }
+
+/// Judges `draft`, which follows a row of logits: `None` if it is right, and is added to `right`. Else the row is the
+/// last one, and what comes behind it is returned, as far as it is known: behind the last draft the loop chooses.
+fn judge_row(
+    draft: Option<u32>,
+    logits: &[f32],
+    choose: &mut dyn FnMut(&[f32]) -> Result<Choice, GenerateError>,
+    right: &mut Vec<Token>,
+) -> Option<Option<Choice>> {
+    match draft.map(|_| choose(logits)) {
+        Some(Ok(Choice::Token(token))) if Some(token.id) == draft => {
+            right.push(token);
+            None
+        }
+        Some(Ok(other)) => Some(Some(other)),
+        Some(Err(_)) | None => Some(None),
+    }
+}
+
+/// Hands out tokens until the caller has enough: how many, and whether that ended the answer.
+fn emit(tokens: Vec<Token>, on_event: &mut dyn FnMut(Event) -> ControlFlow<()>) -> (usize, bool) {
+    let all = tokens.len();
+    for (at, token) in tokens.into_iter().enumerate() {
+        if on_event(Event::Token(token)).is_break() {
+            return (at + 1, true);
+        }
+    }
+    (all, false)
+}
+
+#[cfg(test)]
+mod tests;

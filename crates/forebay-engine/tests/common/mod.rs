@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "every suite uses its own part")]
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use forebay_core::CancelToken;
@@ -70,8 +71,9 @@ pub fn greedy_on(
     let mut tokens = Vec::new();
     let mut keep = |event| {
         if let Event::Token(token) = event {
-            tokens.push(token);
+            tokens.push(token.id);
         }
+        ControlFlow::Continue(())
     };
     session.generate(engine, &request, &CancelToken::new(), None, &mut keep).unwrap();
     tokens

@@ -109,6 +109,15 @@ impl Tokenizer {
         Ok(ids)
     }
 
+    /// The ids of a text in which no added token is active: all of it is ordinary text.
+    pub fn encode_plain(&self, text: &str) -> Vec<u32> {
+        let mut ids = Vec::new();
+        for piece in pieces(text) {
+            self.encode_piece(piece.as_bytes(), &mut ids);
+        }
+        ids
+    }
+
     /// A text that is known to come from a template alone, cut at its control tokens.
     pub(crate) fn split_controls(&self, text: &str) -> RenderedPrompt {
         let mut prompt = RenderedPrompt::new();
@@ -172,6 +181,11 @@ impl Tokenizer {
     /// The control tokens (`"special": true`): id and literal text, ascending by id.
     pub fn control_tokens(&self) -> impl Iterator<Item = (u32, &str)> {
         self.added.iter().filter(|token| token.control).map(|token| (token.id, token.content.as_str()))
+    }
+
+    /// All added tokens, control or not: id and literal text, ascending by id.
+    pub fn added_tokens(&self) -> impl Iterator<Item = (u32, &str)> {
+        self.added.iter().map(|token| (token.id, token.content.as_str()))
     }
 
     /// Ids of the control tokens, ascending.

@@ -164,8 +164,9 @@ fn generate(
     let mut answer = Vec::new();
     let outcome = session.generate(engine, &request, cancel, None, &mut |event| {
         if let forebay_engine::Event::Token(token) = event {
-            answer.push(token);
+            answer.push(token.id);
         }
+        std::ops::ControlFlow::Continue(())
     })?;
     if outcome.finish == Finish::Cancelled { Err(Failure::Interrupted) } else { Ok((answer, outcome)) }
 }

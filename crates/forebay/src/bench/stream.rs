@@ -3,6 +3,7 @@
 //! The same tokens are run in turns without and with reading ahead, so that the two can be compared although
 //! the machine's speed swings.
 
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use forebay_core::{ByteSize, CancelToken};
@@ -121,7 +122,7 @@ pub(super) fn run_tokens(
     cancel: &CancelToken,
 ) -> Result<(), Failure> {
     let request = Request { prompt: tokens, max_tokens: 0, sampling: Sampling::default(), stops: &[] };
-    let outcome = session.generate(engine, &request, cancel, None, &mut |_| ())?;
+    let outcome = session.generate(engine, &request, cancel, None, &mut |_| ControlFlow::Continue(()))?;
     if outcome.finish == Finish::Cancelled { Err(Failure::Interrupted) } else { Ok(()) }
 }
 

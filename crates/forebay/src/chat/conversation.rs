@@ -101,7 +101,7 @@ impl Conversation {
         self.turns.push(ChatMessage::text(Role::User, user));
         self.turns.push(ChatMessage::text(Role::Assistant, answer.content.as_str()));
         self.ids = prompt.ids;
-        self.ids.extend_from_slice(&answer.ids);
+        self.ids.extend(answer.tokens.iter().map(|token| token.id));
     }
 }
 
@@ -130,7 +130,7 @@ fn added(before: &RenderedPrompt, full: &RenderedPrompt) -> Option<RenderedPromp
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_engine::{Finish, Stats};
+    use forebay_engine::{Finish, Stats, Token};
     use std::path::Path;
 
     fn demo() -> TextSide {
@@ -139,7 +139,8 @@ mod tests {
 
     fn answer(ids: Vec<u32>, content: &str) -> Answer {
         let (reasoning, finish, stats) = (String::new(), Finish::Stop, Stats::default());
-        Answer { ids, content: content.to_owned(), reasoning, finish, stats }
+        let tokens = ids.into_iter().map(|id| Token { id, logprobs: None }).collect();
+        Answer { tokens, content: content.to_owned(), reasoning, finish, stats }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_core::ByteSize;
 use forebay_engine::{Finish, Sampling, Session, Stats};
-use forebay_text::ReasoningDelta;
+use forebay_text::{ReasoningDelta, StopMatcher};
 use serde_json::json;
 
 use crate::answer::{self, Answer, Ask, Screen};
@@ -25,7 +25,8 @@ use crate::prompt::Limit;
 use crate::recordings::Recordings;
 use crate::report;
 use crate::settings::{self, ModelDefaults};
-use conversation::Conversation;
+use crate::structure::Structure;
+use conversation::{Conversation, Prompt};
 use lines::{Input, Lines};
 
 const HELP: &str = "\
@@ -46,6 +47,8 @@ pub fn run(args: &ChatArgs) -> Result<(), Failure> {
     let dir = settings::model_dir(args.engine.model.as_deref())?;
     let text = TextSide::read(&dir)?;
     let sampling = ModelDefaults::read(&dir)?.sampling(&args.answer);
+    let structure = Structure::read(&args.structure, &text.tokenizer)?;
+    StopMatcher::new(args.answer.stop.iter().cloned())?;
     let interrupt = Interrupt::install()?;
     let roots = load::roots(&dir, &args.engine.disk.mirror);
     let mut recordings = Recordings::create(&args.files, &roots, &[])?;
@@ -63,6 +66,8 @@ pub fn run(args: &ChatArgs) -> Result<(), Failure> {
         session,
         conversation,
         sampling,
+        stop: args.answer.stop.clone(),
+        structure,
         max_tokens,
         interrupt,
         totals,
@@ -118,6 +123,8 @@ struct Chat {
     session: Session,
     conversation: Conversation,
     sampling: Sampling,
+    stop: Vec<String>,
+    structure: Option<Structure>,
     max_tokens: usize,
     interrupt: Interrupt,
     totals: Totals,
@@ -191,18 +198,10 @@ impl Chat {
             console::note(&format!("the context of {context} tokens is full; earlier turns are forgotten"));
             self.conversation.clear();
         }
-        let kept = self.session.reuse(&prompt.ids);
-        let ask = Ask {
-            prompt: &prompt.ids[kept..],
-            max_tokens: self.max_tokens,
-            sampling: Sampling { seed: self.turn_seed(), ..self.sampling },
-            form: prompt.form,
-            count: false,
-        };
-        let answer = self.ask(&ask, out)?;
+        let answer = self.answer(&prompt, out)?;
         self.totals.add(&answer.stats);
         match answer.finish {
-            Finish::Cancelled if answer.ids.is_empty() => {
+            Finish::Cancelled if answer.tokens.is_empty() => {
                 console::note("stopped before the answer began; the message is forgotten");
                 return Ok(Next::Stopped);
             }
@@ -218,7 +217,17 @@ impl Chat {
     }
 
     /// Generates on the screen; the last line is ended whatever happens.
-    fn ask(&mut self, ask: &Ask<'_>, out: &mut Output) -> Result<Answer, Failure> {
+    fn answer(&mut self, prompt: &Prompt, out: &mut Output) -> Result<Answer, Failure> {
+        let kept = self.session.reuse(&prompt.ids);
+        let ask = &Ask {
+            prompt: &prompt.ids[kept..],
+            max_tokens: self.max_tokens,
+            sampling: Sampling { seed: self.turn_seed(), ..self.sampling.clone() },
+            form: prompt.form,
+            stop: &self.stop,
+            structure: self.structure.as_ref(),
+            count: false,
+        };
         let (model, session, recordings) = (&mut self.model, &mut self.session, &mut self.recordings);
         let mut screen = Screen::new(out);
         let show = &mut |delta: &ReasoningDelta| screen.show(delta);

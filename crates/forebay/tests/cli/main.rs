@@ -1,5 +1,6 @@
 //! The real binary, as people and scripts use it.
 
+mod answers;
 mod bench;
 mod chat;
 mod convert;
