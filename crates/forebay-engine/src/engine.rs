@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use forebay_core::{ByteSize, Format};
 use forebay_io::probe::Way;
@@ -11,15 +12,21 @@ use forebay_io::{
 };
 use forebay_kernels::{Isa, IsaUnavailable, Kernels, Team};
 use forebay_model::{
-    Arith, Capability, Context, EmbeddingPlace, ExpertTable, KvCache, KvDtype, KvParts, LoadedParts, Model,
-    ModelSpec, Phase, SlotCodes, Snapshot, SnapshotError, SnapshotOptions, WeightError, Work,
+    Arith, Capability, Context, EmbeddingPlace, ExpertTable, KvCache, KvDtype, KvLayout, KvParts, KvPool,
+    LoadedParts, Model, ModelSpec, Phase, SlotCodes, Snapshot, SnapshotError, SnapshotOptions, WeightError,
+    Work,
 };
 use forebay_tiers::{
     ConfigError, Counters, ExpertStore, LayerExperts, LookAhead, Machine, Policy, StoreConfig, ThisMachine,
 };
+use sha2::{Digest, Sha256};
 
 use crate::draft::{Controller, Drafting};
 use crate::plan::{self, ModelFacts, Plan, PlanError, PlanRequest, Rates};
+use crate::prefix::{KeepError, PrefixConfig, Prefixes, Saved};
+
+/// The version of docs/numerics.md: raised whenever a bit of a result changes, so that nobody goes on from older rows.
+const NUMERICS: u32 = 1;
 
 /// How experts are read. The default suits most disks; `forebay bench io` measures yours. Changes no bit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,8 +77,11 @@ pub struct EngineOptions {
     pub memory: Option<ByteSize>,
     /// Compute threads; `None` takes the cores this process may use.
     pub threads: Option<usize>,
-    /// Positions of the KV cache; `None` takes as many as fit comfortably.
+    /// Positions of a sequence; `None` takes as many as fit comfortably.
     pub context: Option<usize>,
+    /// Sequences of that length that the KV cache has room for at once; 0 counts as 1. What they do not use holds
+    /// earlier ones, to go on from.
+    pub sequences: usize,
     /// Rows per prefill pass; `None` takes as many as fit.
     pub chunk: Option<usize>,
     /// Rows of a pass that go through everything but experts at once; `None` takes what is fast.
@@ -141,6 +151,7 @@ impl EngineOptions {
         PlanRequest {
             memory: self.memory,
             context: self.context,
+            sequences: self.sequences,
             chunk: self.chunk,
             block: self.block,
             arith: self.arith,
@@ -281,6 +292,9 @@ pub struct Engine {
     notes: Vec<String>,
     /// How many tokens to draft.
     pub(crate) drafting: Controller,
+    kv_pool: Arc<KvPool>,
+    /// What earlier sequences left to go on from.
+    pub(crate) prefixes: Prefixes,
 }
 
 impl Engine {
@@ -375,7 +389,11 @@ impl Engine {
             &arena,
             reader,
         )?;
+        let parts = KvParts { index: snapshot.sparse_attention.is_active(), mtp: model.mtp.is_some() };
+        let kv_pool = kv_pool(&model.spec, &plan, &options, parts)?;
         Ok(Self {
+            prefixes: Prefixes::new(kv_pool.clone()),
+            kv_pool,
             model,
             table: snapshot.experts,
             store,
@@ -510,9 +528,53 @@ impl Engine {
         self.store.reset_residency();
     }
 
+    /// Goes on, from now on, from prefixes that are kept on disk, and keeps those of this engine there when it is
+    /// [asked to](Self::save_prefixes). `model` is a hash that tells this model from all others.
+    ///
+    /// # Errors
+    /// If the folder cannot be used. No reason not to run.
+    pub fn keep_prefixes(&mut self, config: PrefixConfig, model: [u8; 32]) -> Result<(), KeepError> {
+        let identity = self.prefix_identity(model);
+        self.prefixes.attach(config, identity)
+    }
+
+    /// Writes what the store does not hold yet of the sequences so far. Nothing without a store.
+    ///
+    /// # Errors
+    /// If something cannot be written. What is in the store stays right.
+    pub fn save_prefixes(&mut self) -> Result<Saved, KeepError> {
+        self.prefixes.save()
+    }
+
+    /// KV blocks that hold earlier sequences, and KV blocks that there may be.
+    pub fn prefix_blocks(&self) -> (usize, usize) {
+        self.prefixes.blocks()
+    }
+
+    /// A hash of everything that changes a bit of a cached row.
+    fn prefix_identity(&self, model: [u8; 32]) -> [u8; 32] {
+        let EngineOptions { arith, kv_dtype, quantise, .. } = &self.options;
+        let spec = self.spec();
+        let mut digest = Sha256::new();
+        digest.update(model);
+        let settings = format!(
+            "{} numerics {NUMERICS} {arith:?} {kv_dtype} {quantise:?} {:08x} sparse {} mtp {}",
+            env!("CARGO_PKG_VERSION"),
+            spec.low_rank_norm_eps.to_bits(),
+            self.sparse_attention.is_active(),
+            self.model.mtp.is_some(),
+        );
+        digest.update(settings);
+        digest.finalize().into()
+    }
+
+    /// Whether the MTP layer drafts.
+    pub(crate) fn has_mtp(&self) -> bool {
+        self.model.mtp.is_some()
+    }
+
     pub(crate) fn new_kv(&self) -> KvCache {
-        let parts = KvParts { index: self.sparse_attention.is_active(), mtp: self.model.mtp.is_some() };
-        KvCache::new(&self.model.spec, self.plan.context, self.options.kv_dtype, parts)
+        KvCache::new(self.kv_pool.clone(), self.plan.context)
     }
 
     /// What a pass computes with, and the store it streams from.
@@ -535,6 +597,19 @@ fn reserve(bytes: u64) -> Result<(), OpenError> {
     let refused = OpenError::NoMemory { bytes };
     let Ok(len) = usize::try_from(bytes) else { return Err(refused) };
     Vec::<u8>::new().try_reserve_exact(len).map_err(|_| refused)
+}
+
+/// The blocks that `plan` has room for.
+fn kv_pool(
+    spec: &ModelSpec,
+    plan: &Plan,
+    options: &EngineOptions,
+    parts: KvParts,
+) -> Result<Arc<KvPool>, OpenError> {
+    let refused = OpenError::NoMemory { bytes: plan.kv };
+    let Some(layout) = KvLayout::new(spec, options.kv_dtype, parts) else { return Err(refused) };
+    let blocks = KvLayout::planned_blocks(plan.context, options.sequences.max(1)).ok_or(refused)?;
+    Ok(KvPool::new(layout, blocks))
 }
 
 fn store_config(

@@ -1,6 +1,7 @@
 //! One sequence: its KV cache, what is in it, and the loop that extends it.
 
 mod drafts;
+mod prefixes;
 
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use forebay_tiers::Counters;
 use crate::draft::DraftStats;
 use crate::engine::Engine;
 use crate::sample::{SampleError, Sampler, Sampling, argmax};
+pub use prefixes::Reused;
 
 /// What to generate.
 #[derive(Clone, Debug)]
@@ -150,6 +152,8 @@ pub struct Session {
     tokens: Vec<u32>,
     /// The last emitted token, if it is not in the cache yet.
     pending: Option<u32>,
+    /// The token behind the cache's last that its MTP row was made with, if that is known already.
+    behind: Option<u32>,
     /// Logits after the last token in the cache; empty before the first pass.
     logits: Vec<f32>,
     /// The drafts of the pass to come.
@@ -164,6 +168,7 @@ impl Session {
             kv: engine.new_kv(),
             tokens: Vec::new(),
             pending: None,
+            behind: None,
             logits: Vec::new(),
             drafts: Vec::new(),
             workspace: Workspace::new(engine.plan().block),
@@ -240,7 +245,9 @@ impl Session {
         let started = Instant::now();
         let mut stats = Stats::default();
         let finish =
-            self.run(engine, request, cancel, &mut trace, on_event, &mut sampler, &mut stats, started)?;
+            self.run(engine, request, cancel, &mut trace, on_event, &mut sampler, &mut stats, started);
+        self.enter(engine);
+        let finish = finish?;
         engine.store.work_ends();
         stats.decode = started.elapsed() - stats.prefill;
         stats.experts = engine.counters().since(&before);
@@ -261,11 +268,12 @@ impl Session {
         started: Instant,
     ) -> Result<Finish, GenerateError> {
         let before = self.tokens.len();
-        if !request.prompt.is_empty() {
-            self.hidden_again(engine);
+        if let Some(&next) = request.prompt.first() {
+            self.hidden_again(engine, next);
         }
         let prompt: Vec<u32> = self.pending.into_iter().chain(request.prompt.iter().copied()).collect();
         let finish = self.prefill(engine, &prompt, cancel, trace, on_event)?;
+        self.enter(engine);
         let (prefilled, disk) = (engine.counters(), engine.store.disk_time());
         stats.prefill = started.elapsed();
         stats.prompt_tokens = self.tokens.len() - before;
@@ -378,6 +386,8 @@ impl Session {
         trace: &mut Option<&mut (dyn Trace + '_)>,
         layers_done: &mut dyn FnMut(usize),
     ) -> Result<bool, GenerateError> {
+        let room = self.kv.len()..self.kv.len() + tokens.len();
+        engine.prefixes.make_room(&mut self.kv, room).map_err(ForwardError::from)?;
         let (ctx, store) = engine.split();
         let trace = trace.as_mut().map(|t| &mut **t as &mut dyn Trace);
         let mut watch = Watch { cancel, trace, layers_done };
@@ -440,8 +450,8 @@ impl Session {
         on_row: &mut dyn FnMut(Row<'_>),
     ) -> Result<(), GenerateError> {
         engine.store.work_begins();
-        if !tokens.is_empty() {
-            self.hidden_again(engine);
+        if let Some(&next) = tokens.first() {
+            self.hidden_again(engine, next);
         }
         if let Some(pending) = self.pending {
             self.check(engine, &[pending])?;

@@ -15,7 +15,7 @@ use crate::arith::Arith;
 use crate::attention;
 use crate::experts::ExpertTable;
 use crate::families::roles::Role;
-use crate::kv::KvCache;
+use crate::kv::{KvCache, NoBlock};
 use crate::mlp::{MlpScratch, mlp};
 use crate::moe;
 use crate::profile::Phase;
@@ -70,6 +70,9 @@ pub enum ForwardError {
         /// Positions there are.
         capacity: usize,
     },
+    /// Other sequences hold all of the KV cache.
+    #[error(transparent)]
+    NoBlock(#[from] NoBlock),
     /// The router of a layer could not choose.
     #[error("layer {layer}, position {position}: {cause}")]
     Router {
@@ -214,6 +217,7 @@ pub fn forward(
     let spec = &ctx.model.spec;
     let start = kv.len();
     check_tokens(spec, kv, tokens)?;
+    kv.prepare(start..start + tokens.len())?;
     if let Some(trace) = watch.trace.as_deref_mut() {
         trace.began(start, tokens.len());
     }
