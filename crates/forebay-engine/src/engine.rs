@@ -422,6 +422,11 @@ impl Engine {
         &self.model.spec
     }
 
+    /// The files that the weights are read from.
+    pub fn weight_files(&self) -> Vec<PathBuf> {
+        self.store.reader().shards().iter().map(|shard| shard.path.clone()).collect()
+    }
+
     /// Names and sizes of the model's files: with its config, what tells it from other models.
     pub fn fingerprint(&self) -> Vec<u8> {
         let shards = self.store.reader().shards();

@@ -432,6 +432,19 @@ pub fn folders(dir: &Path) -> io::Result<Vec<ModelFolder>> {
     Ok(all)
 }
 
+/// Removes the prefix files of a model's folder, finished or not, and the folder if nothing else is in it.
+pub fn clear(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)?.flatten() {
+        let name = entry.file_name();
+        let unfinished = name.to_str().is_some_and(|name| name.starts_with(UNFINISHED));
+        if unfinished || key_in(&name).is_some() {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    let _ = fs::remove_dir(folder);
+    Ok(())
+}
+
 fn remove_abandoned(entry: &fs::DirEntry) {
     let unfinished = entry.file_name().to_str().is_some_and(|name| name.starts_with(UNFINISHED));
     let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();

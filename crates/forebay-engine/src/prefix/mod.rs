@@ -15,7 +15,7 @@ use forebay_model::kv::BLOCK;
 use forebay_model::{KvBlock, KvCache, KvPool, NoBlock};
 
 use disk::Disk;
-pub use disk::{KeepError, MAX_FILES, ModelFolder, PrefixConfig, Saved, folders};
+pub use disk::{KeepError, MAX_FILES, ModelFolder, PrefixConfig, Saved, clear, folders};
 use tree::{NodeId, Tree};
 
 /// The blocks that earlier sequences left.

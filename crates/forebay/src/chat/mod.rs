@@ -18,14 +18,18 @@ use crate::closing;
 use crate::console::{self, Output};
 use crate::failure::Failure;
 use crate::hindsight::{Hindsight, Stretch};
+use crate::identity;
 use crate::interrupt::Interrupt;
 use crate::load::{self, Loaded, TextSide};
 use crate::outputs::Protected;
+use crate::prefixes::{self, Keeper};
 use crate::prompt::Limit;
 use crate::recordings::Recordings;
 use crate::report;
+use crate::sessions::SavedTalk;
 use crate::settings::{self, ModelDefaults};
 use conversation::Conversation;
+pub use conversation::Talk;
 use lines::{Input, Lines};
 
 const HELP: &str = "\
@@ -49,11 +53,28 @@ pub fn run(args: &ChatArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
     let roots = load::roots(&dir, &args.engine.disk.mirror);
     let mut recordings = Recordings::create(&args.files, &roots, &[])?;
-    let model = Loaded::open(dir, None, text, args.options(), &args.engine.disk)?;
+    let mut model = Loaded::open(dir, None, text, args.options(), &args.engine.disk)?;
     let seed = args.answer.seed.map(|seed| ("seed", seed.to_string()));
     recordings.begin(&model.dir, &model.engine, &Vec::from_iter(seed))?;
     let session = Session::new(&model.engine);
-    let conversation = Conversation::new(args.answer.system.clone(), args.answer.think);
+    let kept = args.session.as_deref().map(|name| kept_talk(name, &model)).transpose()?;
+    let mut conversation = Conversation::new(args.answer.system.clone(), args.answer.think);
+    if let Some(talk) = kept.as_ref().map(SavedTalk::load).transpose()?.flatten() {
+        conversation = talk.go_on(args.answer.system.clone(), args.answer.think);
+        let (turns, tokens) = (conversation.turns(), conversation.tokens());
+        console::note(&format!("the conversation goes on after {turns} messages; it has {tokens} tokens"));
+    }
+    let folder = match (&args.prefixes.prefix_store, &args.session) {
+        (Some(folder), _) => Some(folder.clone()),
+        (None, Some(_)) if !args.no_prefix_store => prefixes::usual_folder(),
+        _ => None,
+    };
+    if folder.is_none() && args.prefixes.prefix_store_size.is_some() {
+        return Err(Failure::usage(
+            "--prefix-store-size needs --prefix-store or --session: else nothing is kept",
+        ));
+    }
+    let keeper = Keeper::begin(&mut model, folder.as_deref(), args.prefixes.limit());
     let max_tokens = args.answer.max_tokens as usize;
     let totals = Totals::default();
     let limit = Limit::of_context(model.engine.plan().context, &model.text.tokenizer);
@@ -70,6 +91,8 @@ pub fn run(args: &ChatArgs) -> Result<(), Failure> {
         warm_up: args.warms_up(),
         recordings,
         saved,
+        kept,
+        keeper,
     };
     let mut lines = Lines::open(chat.limit.bytes)?;
     if lines.is_interactive() {
@@ -89,6 +112,8 @@ struct Totals {
     stretch: Stretch,
     /// Bytes of experts read for them.
     read: u64,
+    /// Prompt tokens that were not run, because what they come to was known.
+    reused: usize,
 }
 
 impl Totals {
@@ -128,6 +153,17 @@ struct Chat {
     recordings: Recordings,
     /// The file that `/save` wrote in this conversation; it may be written again.
     saved: Option<PathBuf>,
+    /// Where the conversation is kept for the next time.
+    kept: Option<SavedTalk>,
+    keeper: Keeper,
+}
+
+/// The place of a named conversation.
+fn kept_talk(name: &str, model: &Loaded) -> Result<SavedTalk, Failure> {
+    let identity = identity::of(&model.dir, &model.engine).map_err(|error| {
+        Failure::runtime(format!("cannot read the model's config again: {error}; check the folder"))
+    })?;
+    SavedTalk::new(name, identity)
 }
 
 impl Chat {
@@ -191,9 +227,9 @@ impl Chat {
             console::note(&format!("the context of {context} tokens is full; earlier turns are forgotten"));
             self.conversation.clear();
         }
-        let kept = self.session.reuse(&prompt.ids);
+        let reused = self.session.start_from(&mut self.model.engine, &prompt.ids)?;
         let ask = Ask {
-            prompt: &prompt.ids[kept..],
+            prompt: &prompt.ids[reused.tokens..],
             max_tokens: self.max_tokens,
             sampling: Sampling { seed: self.turn_seed(), ..self.sampling },
             form: prompt.form,
@@ -201,6 +237,7 @@ impl Chat {
         };
         let answer = self.ask(&ask, out)?;
         self.totals.add(&answer.stats);
+        self.totals.reused += reused.tokens;
         match answer.finish {
             Finish::Cancelled if answer.ids.is_empty() => {
                 console::note("stopped before the answer began; the message is forgotten");
@@ -214,6 +251,10 @@ impl Chat {
             console::note(&note);
         }
         self.conversation.answered(line, prompt, &answer);
+        if let Some(kept) = &self.kept {
+            kept.save(&self.conversation.talk());
+        }
+        self.keeper.keep(&mut self.model.engine);
         Ok(next)
     }
 
@@ -229,7 +270,7 @@ impl Chat {
 
     /// Says what the conversation came to, and ends the files.
     fn close(mut self) -> Result<(), Failure> {
-        let Totals { answers, stats, stretch, read } = &self.totals;
+        let Totals { answers, stats, stretch, read, reused } = &self.totals;
         let model = &mut self.model;
         let hindsight = Hindsight::of(&mut model.engine, stretch);
         if *answers > 0 {
@@ -243,6 +284,7 @@ impl Chat {
         let mut all = json!({
             "answers": answers,
             "prompt_tokens": stats.prompt_tokens,
+            "reused_tokens": reused,
             "new_tokens": stats.new_tokens,
             "timings": report::stats_json(stats, model.load_time),
             "hindsight": hindsight.json(),
