@@ -39,6 +39,10 @@ pub enum Event {
         done: usize,
         /// Tokens in all.
         total: usize,
+        /// Bytes of experts that were read for them so far, where that is known.
+        read: Option<u64>,
+        /// Time that the rest will take, if it takes as long as what is done did; `None` before anything is.
+        left: Option<Duration>,
     },
     /// A pass is over.
     Pass(PassStats),
@@ -337,12 +341,19 @@ impl Session {
         self.check(engine, prompt)?;
         let chunk = engine.plan().chunk;
         let mut done = 0;
+        let (began, before) = (Instant::now(), engine.counters().step_bytes());
         for tokens in prompt.chunks(chunk) {
             let layers = engine.spec().layers.len();
-            let mut layers_done = |layer: usize| {
+            let mut layers_done = |layer: usize, bytes: u64| {
                 // A long pass takes minutes: what its layers have done counts as tokens.
+                let share = (done * layers + tokens.len() * layer) as f64 / (prompt.len() * layers) as f64;
                 let tokens = tokens.len() * layer / layers;
-                on_event(Event::Prefill { done: done + tokens, total: prompt.len() });
+                on_event(Event::Prefill {
+                    done: done + tokens,
+                    total: prompt.len(),
+                    read: Some(bytes.saturating_sub(before)),
+                    left: Some(began.elapsed().mul_f64((1.0 - share) / share)),
+                });
             };
             let Some(pass) = self.extend(engine, tokens, cancel, trace, &mut layers_done)? else {
                 // Part of a prompt is nothing to go on from.
@@ -363,7 +374,7 @@ impl Session {
         tokens: &[u32],
         cancel: &CancelToken,
         trace: &mut Option<&mut (dyn Trace + '_)>,
-        layers_done: &mut dyn FnMut(usize),
+        layers_done: &mut dyn FnMut(usize, u64),
     ) -> Result<Option<PassStats>, GenerateError> {
         let start = self.pass_starts(engine);
         if !self.pass(engine, tokens, cancel, trace, layers_done)? {
@@ -384,7 +395,7 @@ impl Session {
         tokens: &[u32],
         cancel: &CancelToken,
         trace: &mut Option<&mut (dyn Trace + '_)>,
-        layers_done: &mut dyn FnMut(usize),
+        layers_done: &mut dyn FnMut(usize, u64),
     ) -> Result<bool, GenerateError> {
         let room = self.kv.len()..self.kv.len() + tokens.len();
         engine.prefixes.make_room(&mut self.kv, room).map_err(ForwardError::from)?;
@@ -455,7 +466,7 @@ impl Session {
         }
         if let Some(pending) = self.pending {
             self.check(engine, &[pending])?;
-            if self.extend(engine, &[pending], cancel, trace, &mut |_| ())?.is_none() {
+            if self.extend(engine, &[pending], cancel, trace, &mut |_, _| ())?.is_none() {
                 return Err(ForwardError::Cancelled.into());
             }
         }
@@ -464,7 +475,7 @@ impl Session {
         let mut at = 0;
         for tokens in tokens.chunks(chunk) {
             let start = self.pass_starts(engine);
-            if !self.pass(engine, tokens, cancel, trace, &mut |_| ())? {
+            if !self.pass(engine, tokens, cancel, trace, &mut |_, _| ())? {
                 return Err(ForwardError::Cancelled.into());
             }
             self.keep(engine, tokens, tokens.len())?;
@@ -514,7 +525,7 @@ impl Session {
                     Err(error) => failed = Some(error),
                 }
             }
-            on_event(Event::Prefill { done: at + 1, total: tokens.len() });
+            on_event(Event::Prefill { done: at + 1, total: tokens.len(), read: None, left: None });
         })?;
         match failed {
             Some(error) => Err(error.into()),

@@ -195,8 +195,9 @@ pub struct Watch<'w> {
     pub cancel: &'w CancelToken,
     /// Sees what was chosen.
     pub trace: Option<&'w mut (dyn Trace + 'w)>,
-    /// Told how many layers are done after each one.
-    pub layers_done: &'w mut dyn FnMut(usize),
+    /// Told after each layer how many are done, and how many bytes of experts were read for steps since the store was
+    /// opened.
+    pub layers_done: &'w mut dyn FnMut(usize, u64),
 }
 
 /// Runs `tokens` at the positions after `kv`'s length and appends them to the cache.
@@ -231,7 +232,7 @@ pub fn forward(
         run_layer(ctx, l, store, kv, ws, watch)?;
         check_finite(ctx, &ws.x, l, start)?;
         ws.profile.lap(Phase::Norms);
-        (watch.layers_done)(l + 1);
+        (watch.layers_done)(l + 1, store.counters().step_bytes());
     }
     kv.advance(tokens.len());
     Ok(())

@@ -205,7 +205,7 @@ fn one_step(
     ws.attention.begin(ctx.model, position, 1);
     // The decoder's hidden states are still wanted afterwards.
     std::mem::swap(&mut ws.x, &mut ws.mtp.x);
-    let mut watch = Watch { cancel, trace: None, layers_done: &mut |_| () };
+    let mut watch = Watch { cancel, trace: None, layers_done: &mut |_, _| () };
     let ran = run_layer(ctx, layer, store, kv, ws, &mut watch);
     let checked = ran.and_then(|()| check_finite(ctx, &ws.x, layer, position));
     let best = checked.map(|()| best_of(head(ctx, ws, 0..ctx.model.spec.hidden, &mtp.final_norm)));

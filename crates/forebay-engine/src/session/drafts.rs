@@ -113,7 +113,7 @@ impl Session {
     ) -> Result<Option<Verified>, GenerateError> {
         let start = self.pass_starts(engine);
         let tokens: Vec<u32> = std::iter::once(next).chain(self.drafts.iter().copied()).collect();
-        if !self.pass(engine, &tokens, cancel, trace, &mut |_| ())? {
+        if !self.pass(engine, &tokens, cancel, trace, &mut |_, _| ())? {
             return Ok(None);
         }
         let judged = self.judge(engine, tokens.len(), request.stops, sampler);
