@@ -2,8 +2,10 @@
 //! sections 4 and 5).
 
 mod control;
+mod foretold;
 
 pub use control::{Controller, Forecast, Observed};
+pub use foretold::Foretold;
 
 /// The deepest draft: a verifying pass has one row more.
 pub const MAX_DEPTH: usize = 8;

@@ -503,6 +503,13 @@ impl Engine {
         &self.mtp
     }
 
+    /// Drafts like this from now on, knowing nothing about it yet. An MTP layer that was not loaded, because drafting was
+    /// off, stays out.
+    pub fn set_drafting(&mut self, drafting: Drafting) {
+        self.options.drafting = drafting;
+        self.drafting = Controller::default();
+    }
+
     /// What is known about drafting with this model so far.
     pub fn drafting(&self) -> &Controller {
         &self.drafting

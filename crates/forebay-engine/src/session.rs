@@ -10,7 +10,7 @@ use forebay_model::workspace::LOGIT_ROWS;
 use forebay_model::{ForwardError, KvCache, Phase, Profile, Trace, Watch, Workspace, forward, logits};
 use forebay_tiers::Counters;
 
-use crate::draft::DraftStats;
+use crate::draft::{DraftStats, Foretold};
 use crate::engine::Engine;
 use crate::sample::{SampleError, Sampler, Sampling, argmax};
 pub use prefixes::Reused;
@@ -162,6 +162,8 @@ pub struct Session {
     logits: Vec<f32>,
     /// The drafts of the pass to come.
     drafts: Vec<u32>,
+    /// Drafts for measurements.
+    foretold: Option<Foretold>,
     workspace: Workspace,
 }
 
@@ -175,6 +177,7 @@ impl Session {
             behind: None,
             logits: Vec::new(),
             drafts: Vec::new(),
+            foretold: None,
             workspace: Workspace::new(engine.plan().block),
         }
     }
@@ -202,6 +205,11 @@ impl Session {
     /// Hidden state (before the final norm) of row `row` of the last pass.
     pub fn hidden(&self, engine: &Engine, row: usize) -> &[f32] {
         self.workspace.hidden(engine.spec(), row)
+    }
+
+    /// Takes drafts from here instead of the model or the text, or no longer.
+    pub fn foretell(&mut self, foretold: Option<Foretold>) {
+        self.foretold = foretold;
     }
 
     /// Where the time of this sequence's passes went.

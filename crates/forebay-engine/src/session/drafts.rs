@@ -81,6 +81,10 @@ impl Session {
         if depth == 0 {
             return Ok(&self.drafts);
         }
+        if let Some(foretold) = &mut self.foretold {
+            foretold.draft(self.tokens.len(), depth, &mut self.drafts);
+            return Ok(&self.drafts);
+        }
         let room = self.kv.len()..self.kv.len() + depth;
         if engine.has_mtp() && engine.prefixes.make_room(&mut self.kv, room).is_err() {
             // The pass to come says so, unless it needs less.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use forebay_core::{ByteSize, Format};
+use forebay_engine::draft::MAX_DEPTH;
 use forebay_kernels::Isa;
 
 use super::{ArithArg, EngineArgs};
@@ -36,6 +37,12 @@ pub enum BenchWhat {
     /// The same tokens in turns, without and with reading ahead. Give less --memory than the experts take, and
     /// --throttle-disk to see what another disk would do.
     Stream(BenchStreamArgs),
+    /// Measure what drafting is worth, with fixed depths and with --draft auto
+    ///
+    /// The same greedy answer is generated in turns with every depth, from the model's own drafts or from drafts that are
+    /// right as often as --acceptance says. --draft auto begins every turn knowing nothing. docs/drafting.md says how
+    /// to read the result.
+    Drafts(BenchDraftsArgs),
     /// Replay which experts a model used against every cache policy and the best cache possible
     ///
     /// Without --trace the routes are made up so that they are used again as often as GLM-5.2's are. Takes a
@@ -69,6 +76,40 @@ pub struct BenchStreamArgs {
     /// How to run the model.
     #[command(flatten)]
     pub engine: EngineArgs,
+}
+
+/// `forebay bench drafts`.
+#[derive(Debug, Args)]
+pub struct BenchDraftsArgs {
+    /// Shares of drafts that are right, from 0 to 1; a list separated by commas [default: the model's own drafts]
+    #[arg(long, value_name = "SHARE", value_delimiter = ',', value_parser = share)]
+    pub acceptance: Vec<f64>,
+    /// Depths beside none and auto; a list separated by commas
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 2, 3, 5, 8], value_parser = clap::value_parser!(u8).range(1..=MAX_DEPTH as i64))]
+    pub depth: Vec<u8>,
+    /// Tokens of an answer
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(2..=100_000))]
+    pub tokens: u32,
+    /// Tokens of a prompt, at most
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub prompt: u32,
+    /// Take prompts from the lines of this file [default: made up]
+    #[arg(long, value_name = "PATH")]
+    pub text: Option<PathBuf>,
+    /// Turns of each way; the median counts
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub rounds: u16,
+    /// Print one JSON object with every turn instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// How to run the model.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| "use a number from 0 to 1".to_owned())
 }
 
 /// `forebay bench cache`.

@@ -8,6 +8,7 @@
 mod cache;
 mod cases;
 pub mod disk;
+mod drafts;
 mod forward;
 mod latents;
 mod matmul;
@@ -52,6 +53,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         BenchWhat::Forward(args) => forward::run(args),
         BenchWhat::Cache(args) => cache::run(args),
         BenchWhat::Stream(args) => stream::run(args),
+        BenchWhat::Drafts(args) => drafts::run(args),
         BenchWhat::Io(args) => disk::run(args),
     }
 }

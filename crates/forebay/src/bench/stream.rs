@@ -104,7 +104,7 @@ pub fn run(args: &BenchStreamArgs) -> Result<(), Failure> {
 }
 
 /// Token ids that are as unevenly frequent as words are: 1/rank.
-fn zipf_ids(vocab: usize, count: usize) -> Vec<u32> {
+pub(super) fn zipf_ids(vocab: usize, count: usize) -> Vec<u32> {
     let mut state = 0x9E37_79B9_7F4A_7C15u64;
     let mut uniform = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
