@@ -275,6 +275,10 @@ pub struct ChatArgs {
     /// docs/sessions.md says what is in them.
     #[arg(long, value_name = "NAME", value_parser = crate::sessions::name)]
     pub session: Option<String>,
+    /// Where the context is full, forget the oldest turns and run the rest again, instead of refusing the message; it is
+    /// said every time
+    #[arg(long)]
+    pub context_shift: bool,
     /// Keep the words of the conversation only; what was computed of them is computed again next time
     #[arg(long, requires = "session", conflicts_with_all = ["prefix_store", "prefix_store_size"])]
     pub no_prefix_store: bool,

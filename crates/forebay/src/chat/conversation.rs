@@ -70,9 +70,10 @@ impl Conversation {
         self.ids.clear();
     }
 
-    /// A conversation with the same instructions in which nothing has been said.
-    pub fn anew(&self) -> Self {
-        Self::new(self.system.clone(), self.think)
+    /// The same conversation without its first `turns` messages of the user and their answers.
+    pub fn without_oldest(&self, turns: usize) -> Self {
+        let rest = self.turns.get(2 * turns..).unwrap_or_default().to_vec();
+        Self { turns: rest, ..Self::new(self.system.clone(), self.think) }
     }
 
     /// Forgets what was said, but not the instructions.

@@ -28,8 +28,8 @@ use crate::recordings::Recordings;
 use crate::report;
 use crate::sessions::SavedTalk;
 use crate::settings::{self, ModelDefaults};
-use conversation::Conversation;
 pub use conversation::Talk;
+use conversation::{Conversation, Prompt};
 use lines::{Input, Lines};
 
 const HELP: &str = "\
@@ -42,7 +42,7 @@ Every other line is a message to the model; a line with a space in front of a sl
   /quit         end; so does Ctrl-D. Ctrl-C stops an answer
 ";
 
-/// A new turn must leave this share of the context for its answer, else earlier turns make room.
+/// A new turn must leave this share of the context for its answer.
 const ROOM_FOR_ANSWER: usize = 16;
 
 /// Runs the verb.
@@ -93,6 +93,7 @@ pub fn run(args: &ChatArgs) -> Result<(), Failure> {
         saved,
         kept,
         keeper,
+        context_shift: args.context_shift,
     };
     let mut lines = Lines::open(chat.limit.bytes)?;
     if lines.is_interactive() {
@@ -156,6 +157,8 @@ struct Chat {
     /// Where the conversation is kept for the next time.
     kept: Option<SavedTalk>,
     keeper: Keeper,
+    /// Whether the oldest turns make room in a full context.
+    context_shift: bool,
 }
 
 /// The place of a named conversation.
@@ -212,9 +215,14 @@ impl Chat {
         let context = self.model.engine.plan().context;
         let mut prompt = self.conversation.prompt(line, &self.model.text)?;
         let room = (context / ROOM_FOR_ANSWER).max(1);
-        let full = prompt.ids.len() + room > context && !self.conversation.is_empty();
-        if full {
-            prompt = self.conversation.anew().prompt(line, &self.model.text)?;
+        let mut forgets = None;
+        if prompt.ids.len() + room > context && !self.conversation.is_empty() {
+            if !self.context_shift {
+                return Err(self.full(prompt.ids.len()));
+            }
+            let (rest, turns, shorter) = self.without_oldest(line, context - room)?;
+            prompt = shorter;
+            forgets = Some((rest, turns));
         }
         if prompt.ids.len() >= context {
             let tokens = prompt.ids.len();
@@ -223,9 +231,13 @@ impl Chat {
             )));
         }
         // Only for a message that is sent.
-        if full {
-            console::note(&format!("the context of {context} tokens is full; earlier turns are forgotten"));
-            self.conversation.clear();
+        if let Some((rest, turns)) = forgets {
+            let turns =
+                if turns == 1 { "oldest turn is".to_owned() } else { format!("{turns} oldest turns are") };
+            console::note(&format!(
+                "the context of {context} tokens is full; the {turns} forgotten, and what is left is run again"
+            ));
+            self.conversation = rest;
         }
         let reused = self.session.start_from(&mut self.model.engine, &prompt.ids)?;
         let ask = Ask {
@@ -256,6 +268,30 @@ impl Chat {
         }
         self.keeper.keep(&mut self.model.engine);
         Ok(next)
+    }
+
+    /// The refusal of a message for which a conversation leaves no room.
+    fn full(&self, tokens: usize) -> Failure {
+        let context = self.model.engine.plan().context;
+        Failure::usage(format!(
+            "with this message the conversation has {tokens} tokens, and a context of {context} leaves too little room for \
+             an answer; it was not sent: /reset begins anew, --context may allow more, and --context-shift forgets the \
+             oldest turns"
+        ))
+    }
+
+    /// The conversation without as many of its oldest turns as it takes for a prompt of up to `most` tokens, how many
+    /// those are, and the prompt. Without any turn, if nothing else will do.
+    fn without_oldest(&self, line: &str, most: usize) -> Result<(Conversation, usize, Prompt), Failure> {
+        let mut turns = 1;
+        loop {
+            let rest = self.conversation.without_oldest(turns);
+            let prompt = rest.prompt(line, &self.model.text)?;
+            if prompt.ids.len() <= most || rest.is_empty() {
+                return Ok((rest, turns, prompt));
+            }
+            turns += 1;
+        }
     }
 
     /// Generates on the screen; the last line is ended whatever happens.
