@@ -106,12 +106,15 @@ fn a_long_prompt_asked_twice_costs_one_token_and_a_follow_up_its_own() {
             assert_eq!((again.reused, again.stats.prompt_tokens), (1999, 1), "{drafting:?}");
             assert_eq!((again.tokens, bits(session.last_logits())), (first.tokens.clone(), logits.clone()));
         }
-        // All but the last token of an answer have been run.
+        // The last token of an answer may not have been run; the question is.
+        let cached = session.tokens().len().max(other.tokens().len());
+        assert!(cached == 2007 || cached == 2008);
         let question: Vec<u32> = (500..510).collect();
         let talk = [&wanted[..], &first.tokens, &question].concat();
         let mut follow_up = Session::new(&engine);
         let next = answer(&mut engine, &mut follow_up, &talk, 5);
-        assert_eq!((next.reused, next.stats.prompt_tokens), (2007, 11), "{drafting:?}");
+        assert_eq!((next.reused, next.stats.prompt_tokens), (cached, 2018 - cached), "{drafting:?}");
+        let cached = follow_up.tokens().len();
         assert!(engine.save_prefixes().unwrap().blocks >= 32);
         assert_eq!(engine.save_prefixes().unwrap().blocks, 0, "only what is new is written");
         drop((engine, session, other, follow_up));
@@ -131,7 +134,7 @@ fn a_long_prompt_asked_twice_costs_one_token_and_a_follow_up_its_own() {
         let mut session = Session::new(&engine);
         let more = [&talk[..], &next.tokens, &question].concat();
         let turn = answer(&mut engine, &mut session, &more, 2);
-        assert_eq!((turn.reused, turn.stats.prompt_tokens), (2022, 11), "{drafting:?}");
+        assert_eq!((turn.reused, turn.stats.prompt_tokens), (cached, 2033 - cached), "{drafting:?}");
     }
 }
 
@@ -153,7 +156,8 @@ fn any_way_to_a_sequence_gives_the_same_bits() {
         let mut tails: Vec<Vec<u32>> = bases.to_vec();
         for restart in 0..3 {
             // Every time with other memory.
-            let options = EngineOptions { chunk: Some([300, 7, 64][restart]), ..toy_options(drafting) };
+            let options =
+                EngineOptions { chunk: Some([300, 7, 64][restart]), sequences: 2, ..toy_options(drafting) };
             let plan = inspect(TOY.path(), &options).unwrap().plan.unwrap();
             let memory = Some(ByteSize(plan.minimum + 7 * restart as u64 * plan.slot_row()));
             let options = EngineOptions { memory, ..options };
