@@ -177,9 +177,10 @@ mod tests {
         let (tokenizer, template) = demo();
         let mut answers = AnswerIds::default();
         let mut talk = vec![(Role::User, "Hi")];
-        let first = render(&template, &talk, false);
+        let first = render(&template, &talk, true);
         let first_ids = tokenizer.encode_rendered(&first).unwrap();
-        let hello = odd(&tokenizer, "Hello");
+        // Without a thought there is nothing to drop.
+        let hello = odd(&tokenizer, "</think>Hello");
         answers.remember(first, &first_ids, &hello, &tokenizer);
         let upto_hello = first_ids.len() + hello.len();
 

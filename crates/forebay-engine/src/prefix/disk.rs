@@ -274,13 +274,13 @@ impl Disk {
             return Ok(saved);
         }
         let mut space = Space::of(&self.config).map_err(|source| self.folder_error(source))?;
+        let kept: Vec<PathBuf> = last.iter().map(|id| self.path(&tree.key(Some(*id)))).collect();
         for id in unsaved {
             let (key, parent, first) = tree.place(id);
             if first > 0 && !tree.is_stored(&parent) {
                 continue;
             }
             let bytes = (MAX_HEADER as u64) + self.payload(tree.tokens(id).len(), tree.carries(id).len());
-            let kept: Vec<PathBuf> = last.iter().map(|id| self.path(&tree.place(*id).0)).collect();
             while !space.fits(bytes) {
                 let Some(path) = space.remove_oldest(&kept) else {
                     saved.full = true;

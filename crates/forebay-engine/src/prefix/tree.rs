@@ -1,6 +1,6 @@
 //! The tree: a node is a block, its children begin with the tokens behind it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use forebay_model::KvBlock;
@@ -61,7 +61,8 @@ impl Tree {
         parent.map_or(&self.roots, |parent| &self.node(parent).children)
     }
 
-    fn key(&self, id: Option<NodeId>) -> Key {
+    /// What tells a node's block from all others; zeros for none.
+    pub fn key(&self, id: Option<NodeId>) -> Key {
         id.map_or(Key::default(), |id| self.node(id).key)
     }
 
@@ -276,9 +277,10 @@ impl Tree {
             self.nodes[*id].as_ref().is_some_and(|node| node.block.is_some() && node.stored.is_none())
         };
         let mut all: Vec<NodeId> = first.iter().copied().filter(wants).collect();
+        let listed: HashSet<NodeId> = all.iter().copied().collect();
         let mut next: Vec<NodeId> = self.roots.clone();
         while let Some(id) = next.pop() {
-            if wants(&id) && !all.contains(&id) {
+            if wants(&id) && !listed.contains(&id) {
                 all.push(id);
             }
             next.extend(&self.node(id).children);
