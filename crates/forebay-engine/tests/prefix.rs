@@ -142,11 +142,21 @@ fn a_long_prompt_asked_twice_costs_one_token_and_a_follow_up_its_own() {
 /// those of one fresh run without drafts, and with an MTP layer its rows are, too.
 #[test]
 fn any_way_to_a_sequence_gives_the_same_bits() {
-    let mut plain = open(TOY.path(), toy_options(Drafting::Off), None);
+    any_way(TOY.path(), [Drafting::Off, Drafting::Depth(1), Drafting::Depth(4)]);
+}
+
+#[test]
+fn any_way_to_a_sequence_of_the_bundled_model_gives_the_same_bits() {
+    any_way(&demo(), [Drafting::Off, Drafting::Depth(3), Drafting::Auto]);
+}
+
+fn any_way(model: &Path, drafting: [Drafting; 3]) {
+    let mut plain = open(model, toy_options(Drafting::Off), None);
+    let mtp = plain.spec().layers.len();
     let bases: [Vec<u32>; 3] = [0, 40, 64].map(|same| {
         (0..200u32).map(|i| if i < same { 37 * i % 290 } else { (31 * i + 7 * same) % 290 }).collect()
     });
-    for (drafting, seed) in [(Drafting::Off, 1u64), (Drafting::Depth(1), 2), (Drafting::Depth(4), 3)] {
+    for (drafting, seed) in drafting.into_iter().zip(1u64..) {
         let kept = tempfile::tempdir().unwrap();
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut below = |n: usize| {
@@ -158,10 +168,10 @@ fn any_way_to_a_sequence_gives_the_same_bits() {
             // Every time with other memory.
             let options =
                 EngineOptions { chunk: Some([300, 7, 64][restart]), sequences: 2, ..toy_options(drafting) };
-            let plan = inspect(TOY.path(), &options).unwrap().plan.unwrap();
+            let plan = inspect(model, &options).unwrap().plan.unwrap();
             let memory = Some(ByteSize(plan.minimum + 7 * restart as u64 * plan.slot_row()));
             let options = EngineOptions { memory, ..options };
-            let mut engine = open(TOY.path(), options, Some(kept.path()));
+            let mut engine = open(model, options, Some(kept.path()));
             let mut session = Session::new(&engine);
             for _ in 0..6 {
                 let base = &tails[below(tails.len())];
@@ -188,8 +198,8 @@ fn any_way_to_a_sequence_gives_the_same_bits() {
                     assert_eq!(session.kv().drafting(), cached.len() - 1, "no holes");
                     for position in 0..cached.len() - 1 {
                         assert_eq!(
-                            session.kv().latent(5, position),
-                            fresh.kv().latent(5, position),
+                            session.kv().latent(mtp, position),
+                            fresh.kv().latent(mtp, position),
                             "{position}"
                         );
                     }
