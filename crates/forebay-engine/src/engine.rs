@@ -12,21 +12,16 @@ use forebay_io::{
 };
 use forebay_kernels::{Isa, IsaUnavailable, Kernels, Team};
 use forebay_model::{
-    Arith, Capability, Context, EmbeddingPlace, ExpertTable, KvCache, KvDtype, KvLayout, KvParts, KvPool,
-    LoadedParts, Model, ModelSpec, Phase, SlotCodes, Snapshot, SnapshotError, SnapshotOptions, WeightError,
-    Work,
+    Arith, Capability, Context, EmbeddingPlace, ExpertTable, KvCache, KvDtype, KvParts, KvPool, LoadedParts,
+    Model, ModelSpec, Phase, SlotCodes, Snapshot, SnapshotError, SnapshotOptions, WeightError, Work,
 };
 use forebay_tiers::{
     ConfigError, Counters, ExpertStore, LayerExperts, LookAhead, Machine, Policy, StoreConfig, ThisMachine,
 };
-use sha2::{Digest, Sha256};
 
 use crate::draft::{Controller, Drafting};
 use crate::plan::{self, ModelFacts, Plan, PlanError, PlanRequest, Rates};
-use crate::prefix::{KeepError, PrefixConfig, Prefixes, Saved};
-
-/// The version of docs/numerics.md: raised whenever a bit of a result changes, so that nobody goes on from older rows.
-const NUMERICS: u32 = 1;
+use crate::prefix::{Prefixes, kv_pool};
 
 /// How experts are read. The default suits most disks; `forebay bench io` measures yours. Changes no bit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -540,46 +535,6 @@ impl Engine {
         self.store.reset_residency();
     }
 
-    /// Goes on, from now on, from prefixes that are kept on disk, and keeps those of this engine there when it is
-    /// [asked to](Self::save_prefixes). `model` is a hash that tells this model from all others.
-    ///
-    /// # Errors
-    /// If the folder cannot be used. No reason not to run.
-    pub fn keep_prefixes(&mut self, config: PrefixConfig, model: [u8; 32]) -> Result<(), KeepError> {
-        let identity = self.prefix_identity(model);
-        self.prefixes.attach(config, identity)
-    }
-
-    /// Writes what the store does not hold yet of the sequences so far. Nothing without a store.
-    ///
-    /// # Errors
-    /// If something cannot be written. What is in the store stays right.
-    pub fn save_prefixes(&mut self) -> Result<Saved, KeepError> {
-        self.prefixes.save()
-    }
-
-    /// KV blocks that hold earlier sequences, and KV blocks that there may be.
-    pub fn prefix_blocks(&self) -> (usize, usize) {
-        self.prefixes.blocks()
-    }
-
-    /// A hash of everything that changes a bit of a cached row.
-    fn prefix_identity(&self, model: [u8; 32]) -> [u8; 32] {
-        let EngineOptions { arith, kv_dtype, quantise, .. } = &self.options;
-        let spec = self.spec();
-        let mut digest = Sha256::new();
-        digest.update(model);
-        let settings = format!(
-            "{} numerics {NUMERICS} {arith:?} {kv_dtype} {quantise:?} {:08x} sparse {} mtp {}",
-            env!("CARGO_PKG_VERSION"),
-            spec.low_rank_norm_eps.to_bits(),
-            self.sparse_attention.is_active(),
-            self.model.mtp.is_some(),
-        );
-        digest.update(settings);
-        digest.finalize().into()
-    }
-
     /// Whether the MTP layer drafts.
     pub(crate) fn has_mtp(&self) -> bool {
         self.model.mtp.is_some()
@@ -609,19 +564,6 @@ fn reserve(bytes: u64) -> Result<(), OpenError> {
     let refused = OpenError::NoMemory { bytes };
     let Ok(len) = usize::try_from(bytes) else { return Err(refused) };
     Vec::<u8>::new().try_reserve_exact(len).map_err(|_| refused)
-}
-
-/// The blocks that `plan` has room for.
-fn kv_pool(
-    spec: &ModelSpec,
-    plan: &Plan,
-    options: &EngineOptions,
-    parts: KvParts,
-) -> Result<Arc<KvPool>, OpenError> {
-    let refused = OpenError::NoMemory { bytes: plan.kv };
-    let Some(layout) = KvLayout::new(spec, options.kv_dtype, parts) else { return Err(refused) };
-    let blocks = KvLayout::planned_blocks(plan.context, options.sequences.max(1)).ok_or(refused)?;
-    Ok(KvPool::new(layout, blocks))
 }
 
 fn store_config(

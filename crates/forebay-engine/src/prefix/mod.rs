@@ -6,6 +6,7 @@
 //! and on nothing else. What nobody uses makes room, the least recently used first.
 
 mod disk;
+mod engine;
 mod tree;
 
 use std::ops::Range;
@@ -16,6 +17,7 @@ use forebay_model::{KvBlock, KvCache, KvPool, NoBlock};
 
 use disk::Disk;
 pub use disk::{KeepError, MAX_FILES, ModelFolder, PrefixConfig, Saved, clear, folders};
+pub(crate) use engine::kv_pool;
 use tree::{NodeId, Tree};
 
 /// The blocks that earlier sequences left.
