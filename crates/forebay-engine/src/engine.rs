@@ -13,8 +13,8 @@ use forebay_io::{
 use forebay_kernels::{Isa, IsaUnavailable, Kernels, Team};
 use forebay_model::experts::Rooms;
 use forebay_model::{
-    Arith, Capability, Context, EmbeddingPlace, ExpertTable, KvCache, KvDtype, KvParts, LoadedParts, Model,
-    ModelSpec, Phase, SlotCodes, Snapshot, SnapshotError, SnapshotOptions, WeightError, Work,
+    Arith, Capability, Context, EmbeddingPlace, ExpertTable, KvCache, KvDtype, KvParts, KvPool, LoadedParts,
+    Model, ModelSpec, Phase, SlotCodes, Snapshot, SnapshotError, SnapshotOptions, WeightError, Work,
 };
 use forebay_tiers::{
     ConfigError, Counters, ExpertStore, LayerExperts, LookAhead, Machine, Policy, StoreConfig, ThisMachine,
@@ -22,6 +22,7 @@ use forebay_tiers::{
 
 use crate::draft::{Controller, Drafting};
 use crate::plan::{self, ModelFacts, Plan, PlanError, PlanRequest, Rates};
+use crate::prefix::{Prefixes, kv_pool};
 
 /// How experts are read. The default suits most disks; `forebay bench io` measures yours. Changes no bit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,8 +73,11 @@ pub struct EngineOptions {
     pub memory: Option<ByteSize>,
     /// Compute threads; `None` takes the cores this process may use.
     pub threads: Option<usize>,
-    /// Positions of the KV cache; `None` takes as many as fit comfortably.
+    /// Positions of a sequence; `None` takes as many as fit comfortably.
     pub context: Option<usize>,
+    /// Sequences of that length that the KV cache has room for at once; 0 counts as 1. What they do not use holds
+    /// earlier ones, to go on from.
+    pub sequences: usize,
     /// Rows per prefill pass; `None` takes as many as fit.
     pub chunk: Option<usize>,
     /// Rows of a pass that go through everything but experts at once; `None` takes what is fast.
@@ -143,6 +147,7 @@ impl EngineOptions {
         PlanRequest {
             memory: self.memory,
             context: self.context,
+            sequences: self.sequences,
             chunk: self.chunk,
             block: self.block,
             arith: self.arith,
@@ -283,6 +288,9 @@ pub struct Engine {
     notes: Vec<String>,
     /// How many tokens to draft.
     pub(crate) drafting: Controller,
+    kv_pool: Arc<KvPool>,
+    /// What earlier sequences left to go on from.
+    pub(crate) prefixes: Prefixes,
 }
 
 impl Engine {
@@ -376,7 +384,11 @@ impl Engine {
             &arena,
             reader,
         )?;
+        let parts = KvParts { index: snapshot.sparse_attention.is_active(), mtp: model.mtp.is_some() };
+        let kv_pool = kv_pool(&model.spec, &plan, &options, parts)?;
         Ok(Self {
+            prefixes: Prefixes::new(kv_pool.clone()),
+            kv_pool,
             model,
             table: snapshot.experts,
             store,
@@ -403,6 +415,11 @@ impl Engine {
     /// What the model is.
     pub fn spec(&self) -> &ModelSpec {
         &self.model.spec
+    }
+
+    /// The files that the weights are read from.
+    pub fn weight_files(&self) -> Vec<PathBuf> {
+        self.store.reader().shards().iter().map(|shard| shard.path.clone()).collect()
     }
 
     /// Names and sizes of the model's files: with its config, what tells it from other models.
@@ -518,9 +535,13 @@ impl Engine {
         self.store.reset_residency();
     }
 
+    /// Whether the MTP layer drafts.
+    pub(crate) fn has_mtp(&self) -> bool {
+        self.model.mtp.is_some()
+    }
+
     pub(crate) fn new_kv(&self) -> KvCache {
-        let parts = KvParts { index: self.sparse_attention.is_active(), mtp: self.model.mtp.is_some() };
-        KvCache::new(&self.model.spec, self.plan.context, self.options.kv_dtype, parts)
+        KvCache::new(self.kv_pool.clone(), self.plan.context)
     }
 
     /// What a pass computes with, and the store it streams from.

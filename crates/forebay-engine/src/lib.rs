@@ -5,6 +5,7 @@
 //! - [`mod@idle`]: what happens between two requests.
 //! - [`session`]: one sequence: prefill, decode, continue, score.
 //! - [`draft`]: tokens that are guessed at and then verified.
+//! - [`prefix`]: what earlier sequences left to go on from, in memory and on disk.
 //! - [`sample`], [`rng`]: from logits to a token.
 //! - [`routes`]: recording which experts were used.
 //!
@@ -15,6 +16,7 @@ pub mod draft;
 pub mod engine;
 pub mod idle;
 pub mod plan;
+pub mod prefix;
 pub mod rng;
 pub mod routes;
 pub mod sample;
@@ -26,6 +28,7 @@ pub use plan::{
     Bound, BudgetFrom, Consumer, Decoder, Expectation, ModelFacts, Outlook, Plan, PlanError, PlanRequest,
     Rates, SlotChoice, plan,
 };
+pub use prefix::{KeepError, PrefixConfig, Saved};
 pub use routes::RouteRecorder;
 pub use sample::{Logprobs, SampleError, Sampler, Sampling};
 pub use session::{

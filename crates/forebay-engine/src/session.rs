@@ -2,6 +2,7 @@
 
 mod drafts;
 mod forced;
+mod prefixes;
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use crate::choose::{Choice, Chooser};
 use crate::draft::{DraftStats, Foretold};
 use crate::engine::Engine;
 use crate::sample::{SampleError, Sampling, argmax, log_probability};
+pub use prefixes::Reused;
 
 /// What to generate.
 #[derive(Clone, Debug)]
@@ -41,6 +43,10 @@ pub enum Event {
         done: usize,
         /// Tokens in all.
         total: usize,
+        /// Bytes of experts that were read for them so far, where that is known.
+        read: Option<u64>,
+        /// Time that the rest will take, if it takes as long as what is done did; `None` before anything is.
+        left: Option<Duration>,
     },
     /// A pass is over.
     Pass(PassStats),
@@ -159,6 +165,8 @@ pub struct Session {
     tokens: Vec<u32>,
     /// The last emitted token, if it is not in the cache yet.
     pending: Option<u32>,
+    /// The token behind the cache's last that its MTP row was made with, if that is known already.
+    behind: Option<u32>,
     /// Logits after the last token in the cache; empty before the first pass.
     logits: Vec<f32>,
     /// The drafts of the pass to come.
@@ -175,6 +183,7 @@ impl Session {
             kv: engine.new_kv(),
             tokens: Vec::new(),
             pending: None,
+            behind: None,
             logits: Vec::new(),
             drafts: Vec::new(),
             foretold: None,
@@ -275,7 +284,9 @@ impl Session {
         let started = Instant::now();
         let mut stats = Stats::default();
         let finish =
-            self.run(engine, request, cancel, &mut trace, on_event, &mut chooser, &mut stats, started)?;
+            self.run(engine, request, cancel, &mut trace, on_event, &mut chooser, &mut stats, started);
+        self.enter(engine);
+        let finish = finish?;
         engine.store.work_ends();
         stats.decode = started.elapsed() - stats.prefill;
         stats.experts = engine.counters().since(&before);
@@ -296,12 +307,13 @@ impl Session {
         started: Instant,
     ) -> Result<Finish, GenerateError> {
         let before = self.tokens.len();
-        if !request.prompt.is_empty() {
-            self.hidden_again(engine);
+        if let Some(&next) = request.prompt.first() {
+            self.hidden_again(engine, next);
         }
         let prompt: Vec<u32> = self.pending.into_iter().chain(request.prompt.iter().copied()).collect();
         let mut ignored = |event| _ = on_event(event);
         let finish = self.prefill(engine, &prompt, cancel, trace, &mut ignored)?;
+        self.enter(engine);
         let (prefilled, disk) = (engine.counters(), engine.store.disk_time());
         stats.prefill = started.elapsed();
         stats.prompt_tokens = self.tokens.len() - before;
@@ -363,12 +375,19 @@ impl Session {
         self.check(engine, prompt)?;
         let chunk = engine.plan().chunk;
         let mut done = 0;
+        let (began, before) = (Instant::now(), engine.counters().step_bytes());
         for tokens in prompt.chunks(chunk) {
             let layers = engine.spec().layers.len();
-            let mut layers_done = |layer: usize| {
+            let mut layers_done = |layer: usize, bytes: u64| {
                 // A long pass takes minutes: what its layers have done counts as tokens.
+                let share = (done * layers + tokens.len() * layer) as f64 / (prompt.len() * layers) as f64;
                 let tokens = tokens.len() * layer / layers;
-                on_event(Event::Prefill { done: done + tokens, total: prompt.len() });
+                on_event(Event::Prefill {
+                    done: done + tokens,
+                    total: prompt.len(),
+                    read: Some(bytes.saturating_sub(before)),
+                    left: Some(began.elapsed().mul_f64((1.0 - share) / share)),
+                });
             };
             let Some(pass) = self.extend(engine, tokens, cancel, trace, &mut layers_done)? else {
                 // Part of a prompt is nothing to go on from.
@@ -389,7 +408,7 @@ impl Session {
         tokens: &[u32],
         cancel: &CancelToken,
         trace: &mut Option<&mut (dyn Trace + '_)>,
-        layers_done: &mut dyn FnMut(usize),
+        layers_done: &mut dyn FnMut(usize, u64),
     ) -> Result<Option<PassStats>, GenerateError> {
         let start = self.pass_starts(engine);
         if !self.pass(engine, tokens, cancel, trace, layers_done)? {
@@ -410,8 +429,10 @@ impl Session {
         tokens: &[u32],
         cancel: &CancelToken,
         trace: &mut Option<&mut (dyn Trace + '_)>,
-        layers_done: &mut dyn FnMut(usize),
+        layers_done: &mut dyn FnMut(usize, u64),
     ) -> Result<bool, GenerateError> {
+        let room = self.kv.len()..self.kv.len() + tokens.len();
+        engine.prefixes.make_room(&mut self.kv, room).map_err(ForwardError::from)?;
         let (ctx, store) = engine.split();
         let trace = trace.as_mut().map(|t| &mut **t as &mut dyn Trace);
         let mut watch = Watch { cancel, trace, layers_done };
@@ -474,12 +495,12 @@ impl Session {
         on_row: &mut dyn FnMut(Row<'_>),
     ) -> Result<(), GenerateError> {
         engine.store.work_begins();
-        if !tokens.is_empty() {
-            self.hidden_again(engine);
+        if let Some(&next) = tokens.first() {
+            self.hidden_again(engine, next);
         }
         if let Some(pending) = self.pending {
             self.check(engine, &[pending])?;
-            if self.extend(engine, &[pending], cancel, trace, &mut |_| ())?.is_none() {
+            if self.extend(engine, &[pending], cancel, trace, &mut |_, _| ())?.is_none() {
                 return Err(ForwardError::Cancelled.into());
             }
         }
@@ -488,7 +509,7 @@ impl Session {
         let mut at = 0;
         for tokens in tokens.chunks(chunk) {
             let start = self.pass_starts(engine);
-            if !self.pass(engine, tokens, cancel, trace, &mut |_| ())? {
+            if !self.pass(engine, tokens, cancel, trace, &mut |_, _| ())? {
                 return Err(ForwardError::Cancelled.into());
             }
             self.keep(engine, tokens, tokens.len())?;
@@ -538,7 +559,7 @@ impl Session {
                     Err(error) => failed = Some(error),
                 }
             }
-            on_event(Event::Prefill { done: at + 1, total: tokens.len() });
+            on_event(Event::Prefill { done: at + 1, total: tokens.len(), read: None, left: None });
         })?;
         match failed {
             Some(error) => Err(error.into()),

@@ -16,17 +16,23 @@ pub enum KeyRows<'a> {
     F32(&'a [f32]),
     /// The bits of bfloat16 numbers.
     Bf16(&'a [u16]),
+    /// Single precision, in blocks.
+    F32Blocks(Blocks<'a, f32>),
+    /// The bits of bfloat16 numbers, in blocks.
+    Bf16Blocks(Blocks<'a, u16>),
 }
 
 impl<'a> KeyRows<'a> {
     /// The numbers of `range`.
     ///
     /// # Panics
-    /// If it does not lie inside.
+    /// If it does not lie inside, or starts in the middle of a block.
     pub fn slice(self, range: Range<usize>) -> KeyRows<'a> {
         match self {
             KeyRows::F32(values) => KeyRows::F32(&values[range]),
             KeyRows::Bf16(values) => KeyRows::Bf16(&values[range]),
+            KeyRows::F32Blocks(blocks) => KeyRows::F32Blocks(blocks.slice(range)),
+            KeyRows::Bf16Blocks(blocks) => KeyRows::Bf16Blocks(blocks.slice(range)),
         }
     }
 
@@ -35,12 +41,54 @@ impl<'a> KeyRows<'a> {
         match self {
             KeyRows::F32(values) => values.len(),
             KeyRows::Bf16(values) => values.len(),
+            KeyRows::F32Blocks(blocks) => blocks.len,
+            KeyRows::Bf16Blocks(blocks) => blocks.len,
         }
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Whether `other` has the same type of numbers, in the same form.
+    fn is_like(&self, other: &Self) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other)
+    }
+}
+
+/// Rows of [`TILE`] positions each, wherever they lie: row `t` is in block `(t + shift) / TILE`.
+#[derive(Clone, Copy, Debug)]
+pub struct Blocks<'a, T> {
+    blocks: &'a [&'a [T]],
+    shift: usize,
+    /// Numbers there are, from row 0 on.
+    len: usize,
+}
+
+impl<'a, T> Blocks<'a, T> {
+    /// The first `rows` rows of `dim` numbers; the one at position 0 is row `shift` of the first block.
+    ///
+    /// # Panics
+    /// If a block is no [`TILE`] rows, or there are too few of them.
+    pub fn new(blocks: &'a [&'a [T]], dim: usize, shift: usize, rows: usize) -> Self {
+        assert!(blocks.iter().all(|block| block.len() == TILE * dim), "a block has {TILE} rows");
+        assert!(rows == 0 || rows + shift <= blocks.len() * TILE, "position beyond the blocks");
+        Self { blocks, shift, len: rows * dim }
+    }
+
+    fn slice(self, range: Range<usize>) -> Self {
+        let block = self.blocks.first().map_or(1, |block| block.len().max(1));
+        assert!(range.start.is_multiple_of(block), "a part starts with a block");
+        assert!(range.start <= range.end && range.end <= self.len, "a part lies inside");
+        Self { blocks: &self.blocks[range.start / block..], len: range.len(), ..self }
+    }
+
+    /// The row of position `t`, `dim` numbers.
+    #[inline(always)]
+    pub(crate) fn row(&self, t: usize, dim: usize) -> &'a [T] {
+        let t = t + self.shift;
+        &self.blocks[t / TILE][t % TILE * dim..][..dim]
     }
 }
 
@@ -227,10 +275,7 @@ pub fn attend_rows(
     };
     assert!(end.saturating_mul(latent_dim) <= keys.latents.len(), "position beyond the latent cache");
     assert!(end.saturating_mul(rope_dim) <= keys.rope_keys.len(), "position beyond the rope-key cache");
-    let one_type = matches!(
-        (keys.latents, keys.rope_keys),
-        (KeyRows::F32(_), KeyRows::F32(_)) | (KeyRows::Bf16(_), KeyRows::Bf16(_))
-    );
+    let one_type = keys.latents.is_like(&keys.rope_keys);
     assert!(one_type, "latents and rope keys must have one number type");
     // SAFETY: the processor has the instruction set (see `Kernels::table`).
     unsafe { (kernels.table().attend)(query, keys, attended, scratch, out) }

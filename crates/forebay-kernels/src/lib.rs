@@ -37,7 +37,8 @@ mod x86;
 
 pub use activations::{Activations, GROUP, KeptRows};
 pub use attention::{
-    AttendScratch, Attended, Attention, AttentionRows, HeadRows, KeyCache, KeyRows, TILE, attend, attend_rows,
+    AttendScratch, Attended, Attention, AttentionRows, Blocks, HeadRows, KeyCache, KeyRows, TILE, attend,
+    attend_rows,
 };
 pub use buffer::Buffer;
 pub use coded::decoded_at_once;

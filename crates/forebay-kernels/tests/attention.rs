@@ -80,6 +80,20 @@ fn attention(q: &[f32], q_rope: &[f32], world: &World, attended: &[usize]) -> Ve
 
 const SCALE: f32 = 0.3;
 
+/// Rows of `dim` numbers in blocks, the first one at row `shift` of the first block.
+fn in_blocks<T: Copy + Default>(rows: &[T], dim: usize, shift: usize) -> Vec<Vec<T>> {
+    let count = (rows.len().checked_div(dim).unwrap_or(rows.len()) + shift).div_ceil(TILE);
+    // Without columns every number of blocks will do.
+    let mut all = vec![T::default(); shift * dim];
+    all.extend_from_slice(rows);
+    all.resize(count.max(64) * TILE * dim, T::default());
+    (0..count.max(64)).map(|at| all[at * TILE * dim..(at + 1) * TILE * dim].to_vec()).collect()
+}
+
+fn refs<T>(blocks: &[Vec<T>]) -> Vec<&[T]> {
+    blocks.iter().map(Vec::as_slice).collect()
+}
+
 /// A cache of bf16 numbers and some query rows.
 struct World {
     rows: usize,
@@ -138,7 +152,37 @@ impl World {
         } else {
             KeyCache { latents: KeyRows::F32(&self.latents), rope_keys: KeyRows::F32(&self.rope_keys) }
         };
-        let query = AttentionRows {
+        let mut out = vec![0.5; self.q.len()];
+        attend_rows(k, &self.query(), keys, attended.clone(), scratch, &mut out);
+        // The same keys in blocks, at either place, have the same bits.
+        for shift in [0, 1] {
+            let mut blocked = vec![0.5; self.q.len()];
+            let rows = self.latents.len() / self.r;
+            if bf16 {
+                let (a, b) = (in_blocks(&latents, self.r, shift), in_blocks(&rope_keys, self.p, shift));
+                let (a, b): (Vec<_>, Vec<_>) = (refs(&a), refs(&b));
+                let keys = KeyCache {
+                    latents: KeyRows::Bf16Blocks(Blocks::new(&a, self.r, shift, rows)),
+                    rope_keys: KeyRows::Bf16Blocks(Blocks::new(&b, self.p, shift, rows)),
+                };
+                attend_rows(k, &self.query(), keys, attended.clone(), scratch, &mut blocked);
+            } else {
+                let (a, b) =
+                    (in_blocks(&self.latents, self.r, shift), in_blocks(&self.rope_keys, self.p, shift));
+                let (a, b): (Vec<_>, Vec<_>) = (refs(&a), refs(&b));
+                let keys = KeyCache {
+                    latents: KeyRows::F32Blocks(Blocks::new(&a, self.r, shift, rows)),
+                    rope_keys: KeyRows::F32Blocks(Blocks::new(&b, self.p, shift, rows)),
+                };
+                attend_rows(k, &self.query(), keys, attended.clone(), scratch, &mut blocked);
+            }
+            assert!(same_bits(&blocked, &out), "{k:?}, bf16: {bf16}, shift {shift}");
+        }
+        out
+    }
+
+    fn query(&self) -> AttentionRows<'_> {
+        AttentionRows {
             latent_queries: HeadRows { values: &self.q, row: self.r, head: self.rows * self.r },
             rope_queries: HeadRows { values: &self.q_rope, row: self.heads * self.p, head: self.p },
             rows: self.rows,
@@ -146,10 +190,7 @@ impl World {
             latent_dim: self.r,
             rope_dim: self.p,
             scale: SCALE,
-        };
-        let mut out = vec![0.5; self.q.len()];
-        attend_rows(k, &query, keys, attended, scratch, &mut out);
-        out
+        }
     }
 
     /// By definition: what row `row` attends to, for every row.
@@ -219,7 +260,7 @@ proptest! {
     #[test]
     fn index_scores_have_the_bits_of_the_definition(
         (rows, heads, dim) in (1..4usize, 1..11usize, 1..140usize),
-        count in 0..60usize,
+        count in 0..160usize,
         poisoned in any::<bool>(),
         seed in any::<u64>(),
     ) {
@@ -247,7 +288,14 @@ proptest! {
         let query = IndexQueries { queries: &q, weights: &w, heads, dim };
         let mut scratch = ScoreScratch::default();
         for k in kernels() {
-            for keys in [KeyRows::F32(&keys), KeyRows::Bf16(&narrow)] {
+            let (wide_blocks, narrow_blocks) = (in_blocks(&keys, dim, 0), in_blocks(&narrow, dim, 0));
+            let (wide_blocks, narrow_blocks) = (refs(&wide_blocks), refs(&narrow_blocks));
+            for keys in [
+                KeyRows::F32(&keys),
+                KeyRows::Bf16(&narrow),
+                KeyRows::F32Blocks(Blocks::new(&wide_blocks, dim, 0, count)),
+                KeyRows::Bf16Blocks(Blocks::new(&narrow_blocks, dim, 0, count)),
+            ] {
                 let mut found = vec![0.5; want.len()];
                 index_scores(k, &query, keys, &mut scratch, &mut found);
                 prop_assert!(same_bits(&found, &want), "{k:?} {keys:?}");

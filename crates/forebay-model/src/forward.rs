@@ -15,7 +15,7 @@ use crate::arith::Arith;
 use crate::attention;
 use crate::experts::ExpertTable;
 use crate::families::roles::Role;
-use crate::kv::KvCache;
+use crate::kv::{KvCache, NoBlock};
 use crate::mlp::{MlpScratch, mlp};
 use crate::moe;
 use crate::profile::Phase;
@@ -70,6 +70,9 @@ pub enum ForwardError {
         /// Positions there are.
         capacity: usize,
     },
+    /// Other sequences hold all of the KV cache.
+    #[error(transparent)]
+    NoBlock(#[from] NoBlock),
     /// The router of a layer could not choose.
     #[error("layer {layer}, position {position}: {cause}")]
     Router {
@@ -192,8 +195,9 @@ pub struct Watch<'w> {
     pub cancel: &'w CancelToken,
     /// Sees what was chosen.
     pub trace: Option<&'w mut (dyn Trace + 'w)>,
-    /// Told how many layers are done after each one.
-    pub layers_done: &'w mut dyn FnMut(usize),
+    /// Told after each layer how many are done, and how many bytes of experts were read for steps since the store was
+    /// opened.
+    pub layers_done: &'w mut dyn FnMut(usize, u64),
 }
 
 /// Runs `tokens` at the positions after `kv`'s length and appends them to the cache.
@@ -214,6 +218,7 @@ pub fn forward(
     let spec = &ctx.model.spec;
     let start = kv.len();
     check_tokens(spec, kv, tokens)?;
+    kv.prepare(start..start + tokens.len())?;
     if let Some(trace) = watch.trace.as_deref_mut() {
         trace.began(start, tokens.len());
     }
@@ -227,7 +232,7 @@ pub fn forward(
         run_layer(ctx, l, store, kv, ws, watch)?;
         check_finite(ctx, &ws.x, l, start)?;
         ws.profile.lap(Phase::Norms);
-        (watch.layers_done)(l + 1);
+        (watch.layers_done)(l + 1, store.counters().step_bytes());
     }
     kv.advance(tokens.len());
     Ok(())

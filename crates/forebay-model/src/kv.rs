@@ -1,134 +1,67 @@
-//! The compressed KV cache of one sequence.
+//! The compressed KV cache of one sequence, in blocks that sequences can share.
 //!
-//! Per layer and position: the normalised latent (`kv_rank` values) and the
-//! rotated shared rope key (`rope` values); full-indexer layers also keep an
-//! index key. Rows past the logical length are stale and never read.
+//! Per layer and position: the normalised latent (`kv_rank` values) and the rotated shared rope key (`rope`
+//! values); full-indexer layers also keep an index key. A block has all of it for [`BLOCK`] positions. Blocks come
+//! from a [`KvPool`] whose size the plan has paid for; one that several sequences hold is copied before it is written
+//! to. Rows past the logical length are stale and never read.
 
-use forebay_core::float::{bf16_to_f32, f32_to_bf16};
+mod block;
 
-use crate::spec::{IndexerKind, ModelSpec};
+use std::ops::Range;
+use std::sync::Arc;
 
-/// Precision of cached values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum KvDtype {
-    /// bfloat16, the precision of the published checkpoint. The default.
-    #[default]
-    Bf16,
-    /// Single precision, for comparison with an f32 oracle.
-    F32,
-}
+use forebay_kernels::{Blocks, KeyRows};
 
-impl KvDtype {
-    /// Bytes per value.
-    pub fn bytes(self) -> usize {
-        match self {
-            KvDtype::Bf16 => 2,
-            KvDtype::F32 => 4,
-        }
-    }
-}
-
-impl std::fmt::Display for KvDtype {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            KvDtype::Bf16 => "bf16",
-            KvDtype::F32 => "f32",
-        })
-    }
-}
-
-/// Rows of `width` values, one per position.
-#[derive(Clone, Debug)]
-pub enum Rows {
-    /// bfloat16 bits.
-    Bf16(Vec<u16>),
-    /// Single precision.
-    F32(Vec<f32>),
-}
-
-impl Rows {
-    fn new(dtype: KvDtype, values: usize) -> Self {
-        match dtype {
-            KvDtype::Bf16 => Rows::Bf16(vec![0; values]),
-            KvDtype::F32 => Rows::F32(vec![0.0; values]),
-        }
-    }
-
-    fn write(&mut self, at: usize, row: &[f32]) {
-        match self {
-            Rows::Bf16(all) => {
-                for (slot, value) in all[at..at + row.len()].iter_mut().zip(row) {
-                    *slot = f32_to_bf16(*value);
-                }
-            }
-            Rows::F32(all) => all[at..at + row.len()].copy_from_slice(row),
-        }
-    }
-
-    /// The values from `at` on, `len` of them, as f32.
-    pub fn to_f32(&self, at: usize, len: usize) -> Vec<f32> {
-        match self {
-            Rows::Bf16(all) => all[at..at + len].iter().map(|b| bf16_to_f32(*b)).collect(),
-            Rows::F32(all) => all[at..at + len].to_vec(),
-        }
-    }
-}
-
-/// One layer's cache.
-#[derive(Clone, Debug)]
-pub struct LayerKv {
-    /// `[capacity, kv_rank]`
-    pub latents: Rows,
-    /// `[capacity, rope]`
-    pub rope_keys: Rows,
-    /// `[capacity, index dim]`, for layers that select.
-    pub index_keys: Option<Rows>,
-}
+pub use block::{BLOCK, CARRIES, KvBlock, KvDtype, KvLayout, KvParts, KvPool, NoBlock, SPARE_BLOCKS};
+use block::{Rows, Values};
 
 /// The cache of one sequence: fixed capacity, moving length.
 #[derive(Clone, Debug)]
 pub struct KvCache {
-    layers: Vec<LayerKv>,
-    kv_rank: usize,
-    rope: usize,
-    index_dim: usize,
+    pool: Arc<KvPool>,
+    blocks: Vec<Arc<KvBlock>>,
     capacity: usize,
     len: usize,
     /// Rows of the MTP layer, from position 0 on, that stem from verified tokens and hidden states.
     drafting: usize,
 }
 
-/// What a cache holds besides latents and rope keys of the decoder layers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct KvParts {
-    /// Index keys, when sparse attention is active.
-    pub index: bool,
-    /// Rows of the MTP layer, when it drafts.
-    pub mtp: bool,
+/// Where the rows of one kind and layer lie, block by block.
+pub(crate) enum KeyBlocks<'a> {
+    Bf16(Vec<&'a [u16]>, Shape),
+    F32(Vec<&'a [f32]>, Shape),
+}
+
+/// Width of a row, and the place of position 0.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    dim: usize,
+    shift: usize,
+}
+
+impl KeyBlocks<'_> {
+    /// The rows of the first `positions` positions.
+    pub(crate) fn rows(&self, positions: usize) -> KeyRows<'_> {
+        match self {
+            Self::Bf16(blocks, Shape { dim, shift }) => {
+                KeyRows::Bf16Blocks(Blocks::new(blocks, *dim, *shift, positions))
+            }
+            Self::F32(blocks, Shape { dim, shift }) => {
+                KeyRows::F32Blocks(Blocks::new(blocks, *dim, *shift, positions))
+            }
+        }
+    }
+
+    /// Bytes that the lists of two kinds of rows take at once.
+    pub(crate) fn planned_bytes(positions: usize) -> usize {
+        2 * size_of::<&[f32]>() * (positions.div_ceil(BLOCK) + 1)
+    }
 }
 
 impl KvCache {
-    /// An empty cache for `capacity` positions.
-    pub fn new(spec: &ModelSpec, capacity: usize, dtype: KvDtype, parts: KvParts) -> Self {
-        let (kv_rank, rope) = (spec.attention.kv_rank, spec.attention.rope);
-        let index_dim = spec.indexer.filter(|_| parts.index).map_or(0, |i| i.dim);
-        // The MTP layer attends to everything, so it needs no index keys.
-        let selects = spec.layers.iter().map(|layer| index_dim > 0 && layer.indexer == IndexerKind::Full);
-        let layers = selects.chain(parts.mtp.then_some(false)).map(|selects| LayerKv {
-            latents: Rows::new(dtype, capacity * kv_rank),
-            rope_keys: Rows::new(dtype, capacity * rope),
-            index_keys: selects.then(|| Rows::new(dtype, capacity * index_dim)),
-        });
-        Self { layers: layers.collect(), kv_rank, rope, index_dim, capacity, len: 0, drafting: 0 }
-    }
-
-    /// Bytes that a cache of `capacity` positions takes; `None` on overflow.
-    pub fn planned_bytes(spec: &ModelSpec, capacity: usize, dtype: KvDtype, parts: KvParts) -> Option<u64> {
-        let index_dim = spec.indexer.filter(|_| parts.index).map_or(0, |i| i.dim);
-        let per_token = (spec.layers.len() + usize::from(parts.mtp))
-            .checked_mul(spec.kv_width())?
-            .checked_add(spec.full_indexer_layers().count().checked_mul(index_dim)?)?;
-        (capacity as u64).checked_mul(per_token as u64)?.checked_mul(dtype.bytes() as u64)
+    /// An empty cache for up to `capacity` positions. Takes its blocks from `pool` as it grows.
+    pub fn new(pool: Arc<KvPool>, capacity: usize) -> Self {
+        Self { pool, blocks: Vec::new(), capacity, len: 0, drafting: 0 }
     }
 
     /// Positions that are valid; the next one to be written.
@@ -146,6 +79,52 @@ impl KvCache {
         self.capacity
     }
 
+    /// The blocks of the valid positions, the first one first.
+    pub fn blocks(&self) -> &[Arc<KvBlock>] {
+        &self.blocks[..self.len.div_ceil(BLOCK)]
+    }
+
+    /// Becomes the sequence that `blocks` hold: `len` positions, and `drafting` rows of the MTP layer. If these are as
+    /// many, the last one stands with the token behind the last position, in its block.
+    ///
+    /// # Panics
+    /// If there are too few blocks, or more positions than the capacity.
+    pub fn adopt(&mut self, blocks: Vec<Arc<KvBlock>>, len: usize, drafting: usize) {
+        assert!(len <= self.capacity && drafting <= len, "positions that fit, and their MTP rows");
+        self.blocks = blocks;
+        (self.len, self.drafting) = (len, drafting);
+        assert!(self.blocks.len() >= self.needed(), "as many blocks as positions need");
+        self.blocks.truncate(self.needed());
+    }
+
+    /// Blocks that valid rows are in.
+    fn needed(&self) -> usize {
+        let behind = usize::from(self.len > 0 && self.drafting == self.len);
+        (self.len + behind).div_ceil(BLOCK)
+    }
+
+    /// Makes sure that the rows of `positions`, which begin no later than behind the last valid one, can be written:
+    /// takes blocks, and copies those that others hold too.
+    ///
+    /// # Errors
+    /// If the pool has none left. What was taken by then stays.
+    pub fn prepare(&mut self, positions: Range<usize>) -> Result<(), NoBlock> {
+        debug_assert!(positions.start <= self.len, "no holes");
+        for at in positions.start / BLOCK..positions.end.min(self.capacity).div_ceil(BLOCK) {
+            match self.blocks.get_mut(at) {
+                None => self.blocks.push(Arc::new(KvPool::take(&self.pool)?)),
+                Some(block) => {
+                    if Arc::get_mut(block).is_none() {
+                        let mut own = KvPool::take(&self.pool)?;
+                        own.copy_from(block);
+                        *block = Arc::new(own);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Forgets every position from `len` on. Longer than the current length changes nothing.
     pub fn truncate(&mut self, len: usize) {
         if len < self.len {
@@ -153,6 +132,7 @@ impl KvCache {
             // The row of the last position left belongs to the token behind it, which may be another now.
             self.drafting = self.drafting.min(len.saturating_sub(1));
         }
+        self.blocks.truncate(self.needed());
     }
 
     /// Forgets positions whose tokens will be run again as they were, and those behind them.
@@ -161,7 +141,7 @@ impl KvCache {
         self.drafting = self.drafting.min(len);
     }
 
-    /// Rows of the MTP layer that are valid.
+    /// Rows of the MTP layer that are valid: as many as positions only where the token behind the last one is known.
     pub fn drafting(&self) -> usize {
         self.drafting
     }
@@ -169,6 +149,11 @@ impl KvCache {
     /// Declares the MTP layer's rows before `rows` valid.
     pub(crate) fn drafting_reaches(&mut self, rows: usize) {
         self.drafting = self.drafting.max(rows);
+    }
+
+    /// Declares the row of the last position invalid: another token than the one it was made with comes next.
+    pub fn another_token_comes(&mut self) {
+        self.drafting = self.drafting.min(self.len.saturating_sub(1));
     }
 
     /// Declares `rows` more positions valid, after all layers wrote them.
@@ -180,38 +165,71 @@ impl KvCache {
         self.len += rows;
     }
 
-    /// Layer `layer`'s rows.
-    pub fn layer(&self, layer: usize) -> &LayerKv {
-        &self.layers[layer]
+    /// The latents of layer `layer`.
+    pub(crate) fn latents(&self, layer: usize) -> KeyBlocks<'_> {
+        self.rows(self.pool.layout().latents(layer))
+    }
+
+    /// The rotated rope keys of layer `layer`.
+    pub(crate) fn rope_keys(&self, layer: usize) -> KeyBlocks<'_> {
+        self.rows(self.pool.layout().rope_keys(layer))
+    }
+
+    /// The index keys of layer `layer`, if it keeps any.
+    pub(crate) fn index_keys(&self, layer: usize) -> Option<KeyBlocks<'_>> {
+        Some(self.rows(self.pool.layout().index_keys(layer)?))
+    }
+
+    fn rows(&self, rows: Rows) -> KeyBlocks<'_> {
+        let shape = Shape { dim: rows.dim, shift: rows.shift };
+        match self.pool.layout().dtype() {
+            KvDtype::Bf16 => {
+                KeyBlocks::Bf16(self.blocks.iter().map(|block| block.bf16(rows)).collect(), shape)
+            }
+            KvDtype::F32 => KeyBlocks::F32(self.blocks.iter().map(|block| block.f32(rows)).collect(), shape),
+        }
     }
 
     /// The latent of one position as f32, for tests and dumps.
     pub fn latent(&self, layer: usize, position: usize) -> Vec<f32> {
-        self.layers[layer].latents.to_f32(position * self.kv_rank, self.kv_rank)
+        self.row(self.pool.layout().latents(layer), position)
     }
 
     /// The rotated rope key of one position as f32, for tests and dumps.
     pub fn rope_key(&self, layer: usize, position: usize) -> Vec<f32> {
-        self.layers[layer].rope_keys.to_f32(position * self.rope, self.rope)
+        self.row(self.pool.layout().rope_keys(layer), position)
     }
 
     /// The index key of one position as f32, if the layer keeps any.
     pub fn index_key(&self, layer: usize, position: usize) -> Option<Vec<f32>> {
-        let keys = self.layers[layer].index_keys.as_ref()?;
-        Some(keys.to_f32(position * self.index_dim, self.index_dim))
+        Some(self.row(self.pool.layout().index_keys(layer)?, position))
     }
 
-    /// Writes the latent and the rotated rope key of `position`.
+    fn row(&self, rows: Rows, position: usize) -> Vec<f32> {
+        let at = position + rows.shift;
+        self.blocks[at / BLOCK].values().to_f32(rows.place(at % BLOCK))
+    }
+
+    /// Writes the latent and the rotated rope key of `position`, which was [prepared](Self::prepare).
     pub(crate) fn write(&mut self, layer: usize, position: usize, latent: &[f32], rope_key: &[f32]) {
-        let kv = &mut self.layers[layer];
-        kv.latents.write(position * self.kv_rank, latent);
-        kv.rope_keys.write(position * self.rope, rope_key);
+        let layout = self.pool.layout();
+        let (latents, rope_keys) = (layout.latents(layer), layout.rope_keys(layer));
+        let at = position + latents.shift;
+        let values = self.values_mut(at / BLOCK);
+        values.write(latents.place(at % BLOCK), latent);
+        values.write(rope_keys.place(at % BLOCK), rope_key);
     }
 
     /// Writes the index key of `position`; a no-op for layers that keep none.
     pub(crate) fn write_index(&mut self, layer: usize, position: usize, key: &[f32]) {
-        if let Some(keys) = &mut self.layers[layer].index_keys {
-            keys.write(position * self.index_dim, key);
+        if let Some(keys) = self.pool.layout().index_keys(layer) {
+            self.values_mut(position / BLOCK).write(keys.place(position % BLOCK), key);
         }
+    }
+
+    fn values_mut(&mut self, block: usize) -> &mut Values {
+        let block =
+            Arc::get_mut(&mut self.blocks[block]).expect("positions are prepared before they are written");
+        block.values_mut()
     }
 }

@@ -32,7 +32,7 @@ pub use arith::Arith;
 pub use embedding::{Embedding, EmbeddingPlace};
 pub use experts::{ExpertTable, SlotCodes};
 pub use forward::{Context, ForwardError, Watch, forward, logits};
-pub use kv::{KvCache, KvDtype, KvParts};
+pub use kv::{KvBlock, KvCache, KvDtype, KvLayout, KvParts, KvPool, NoBlock};
 pub use profile::{Phase, Profile, Work};
 pub use snapshot::{MtpPart, Snapshot, SnapshotError, SnapshotOptions};
 pub use spec::{Capability, ModelSpec};

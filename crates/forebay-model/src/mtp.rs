@@ -60,10 +60,27 @@ enum Origin {
     Step,
 }
 
-/// Whether the last hidden state is at hand of a sequence that `kv` holds: without it the next pass would leave a
-/// hole, and [`rewind`] has to be called first.
+/// Whether the last hidden state is at hand of a sequence that `kv` holds, or not needed because the row that stems
+/// from it is there: else the next pass would leave a hole, and [`rewind`] has to be called first.
 pub fn is_carried(kv: &KvCache, ws: &Workspace) -> bool {
-    kv.is_empty() || ws.mtp.carried == kv.len()
+    kv.is_empty() || ws.mtp.carried == kv.len() || kv.drafting() == kv.len()
+}
+
+/// The hidden state, before the final norm, of the last position, if it is at hand.
+pub fn carry<'w>(kv: &KvCache, ws: &'w Workspace) -> Option<&'w [f32]> {
+    (!kv.is_empty() && ws.mtp.carried == kv.len()).then_some(&ws.mtp.carry)
+}
+
+/// Forgets what belongs to the sequence that was in `kv` before; `carry` is the hidden state of the last
+/// position of the one that is there now, if it is known.
+pub fn set_carry(kv: &KvCache, ws: &mut Workspace, carry: Option<&[f32]>) {
+    ws.mtp.begun = None;
+    ws.mtp.carried = 0;
+    if let Some(carry) = carry {
+        ws.mtp.carry.clear();
+        ws.mtp.carry.extend_from_slice(carry);
+        ws.mtp.carried = kv.len();
+    }
 }
 
 /// Takes back the last position, whose token the caller runs again: that brings its hidden state.
@@ -141,9 +158,11 @@ pub fn draft(
 ) -> Result<(), ForwardError> {
     drafts.clear();
     let Some(mtp) = &ctx.model.mtp else { return Ok(()) };
-    if kv.is_empty() || !is_carried(kv, ws) {
+    if carry(kv, ws).is_none() {
         return Ok(());
     }
+    // Row p stands with token p + 1.
+    kv.prepare(kv.len()..kv.len() + depth)?;
     let before = ws.profile.all();
     let mut steps = || {
         let mut token = next;
@@ -190,7 +209,7 @@ fn one_step(
     ws.attention.begin(ctx.model, position, 1);
     // The decoder's hidden states are still wanted afterwards.
     std::mem::swap(&mut ws.x, &mut ws.mtp.x);
-    let mut watch = Watch { cancel, trace: None, layers_done: &mut |_| () };
+    let mut watch = Watch { cancel, trace: None, layers_done: &mut |_, _| () };
     let ran = run_layer(ctx, layer, store, kv, ws, &mut watch);
     let checked = ran.and_then(|()| check_finite(ctx, &ws.x, layer, position));
     let best = checked.map(|()| best_of(head(ctx, ws, 0..ctx.model.spec.hidden, &mtp.final_norm)));

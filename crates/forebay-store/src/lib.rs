@@ -7,6 +7,7 @@
 //! - [`shard`], [`catalog`]: safetensors headers, one and all.
 //! - [`layout`]: the storage format of one weight, and where its bytes are.
 //! - [`native`]: the Forebay container.
+//! - [`prefix`]: the header of a stored block of a KV cache.
 //! - [`record`]: how one routed expert is read.
 //! - [`census`]: whether everything a model needs is there.
 
@@ -17,5 +18,6 @@ pub mod folder;
 pub mod json;
 pub mod layout;
 pub mod native;
+pub mod prefix;
 pub mod record;
 pub mod shard;

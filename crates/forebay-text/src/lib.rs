@@ -5,8 +5,11 @@
 //! -> [`tokenizer::Tokenizer::token_bytes`] -> [`stream::Utf8Stream`] -> [`reasoning::ReasoningSplitter`],
 //! until an id is in the [`stops::StopSet`].
 //!
+//! Answers that come back as text in a later prompt get the ids back that they were generated with: [`answers`].
+//!
 //! User text can never become a control token: see [`prompt`] for how that holds by construction.
 
+pub mod answers;
 pub mod prompt;
 pub mod reasoning;
 pub mod stop_strings;
@@ -17,6 +20,7 @@ pub mod tokenizer;
 
 mod limits;
 
+pub use answers::{AnswerIds, EncodedPrompt};
 pub use prompt::{PromptPart, RenderedPrompt};
 pub use reasoning::{ReasoningDelta, ReasoningSplitter};
 pub use stop_strings::{StopMatcher, StopStringError};

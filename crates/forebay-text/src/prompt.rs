@@ -14,6 +14,15 @@ pub enum PromptPart {
     Control(String),
 }
 
+impl PromptPart {
+    /// Its text.
+    pub fn content(&self) -> &str {
+        match self {
+            PromptPart::Text(text) | PromptPart::Control(text) => text,
+        }
+    }
+}
+
 /// What a chat template makes of a conversation. Text parts never follow one another: they are joined, so that
 /// the encoder cuts text exactly where it would cut the whole.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -43,6 +52,30 @@ impl RenderedPrompt {
         self.parts.push(PromptPart::Control(content.to_owned()));
     }
 
+    /// Appends a part.
+    pub fn push(&mut self, part: &PromptPart) {
+        match part {
+            PromptPart::Text(text) => self.push_text(text),
+            PromptPart::Control(content) => self.push_control(content),
+        }
+    }
+
+    /// What this has behind `before`; `None` if it does not begin with it, or `before` is empty.
+    pub fn after(&self, before: &RenderedPrompt) -> Option<RenderedPrompt> {
+        let (last, same) = before.parts.split_last()?;
+        if self.parts.get(..same.len())? != same {
+            return None;
+        }
+        let mut rest = RenderedPrompt::new();
+        match (last, self.parts.get(same.len())?) {
+            (PromptPart::Text(old), PromptPart::Text(new)) => rest.push_text(new.strip_prefix(old.as_str())?),
+            (old, new) if old == new => {}
+            _ => return None,
+        }
+        self.parts[before.parts.len()..].iter().for_each(|part| rest.push(part));
+        Some(rest)
+    }
+
     /// The parts in order.
     pub fn parts(&self) -> &[PromptPart] {
         &self.parts
@@ -56,12 +89,7 @@ impl RenderedPrompt {
     /// The prompt as one string, for people and logs. Encoding it again would activate control tokens that
     /// users typed: use [`crate::Tokenizer::encode_rendered`].
     pub fn text(&self) -> String {
-        self.parts
-            .iter()
-            .map(|part| match part {
-                PromptPart::Text(text) | PromptPart::Control(text) => text.as_str(),
-            })
-            .collect()
+        self.parts.iter().map(PromptPart::content).collect()
     }
 
     /// Inserts `addition` right after the first occurrence of `block` inside a text part; false when no text
@@ -101,6 +129,29 @@ mod tests {
         );
         assert_eq!(prompt.text(), "<|user|>ab<|assistant|>");
         assert_eq!(prompt.control_count(), 2);
+    }
+
+    #[test]
+    fn a_prompt_that_does_not_continue_the_other_has_nothing_behind_it() {
+        let prompt = |parts: &[(&str, bool)]| {
+            let mut prompt = RenderedPrompt::new();
+            for (text, control) in parts {
+                if *control { prompt.push_control(text) } else { prompt.push_text(text) }
+            }
+            prompt
+        };
+        let old = prompt(&[("<a>", true), ("x", false)]);
+        let longer = prompt(&[("<a>", true), ("xy", false), ("<b>", true)]);
+        assert_eq!(longer.after(&old).unwrap().text(), "y<b>");
+        assert_eq!(old.after(&old).unwrap().text(), "");
+        for other in [
+            prompt(&[]),
+            prompt(&[("<a>", true)]),
+            prompt(&[("<b>", true), ("x", false)]),
+            prompt(&[("<a>", true), ("z", false)]),
+        ] {
+            assert!(other.after(&old).is_none());
+        }
     }
 
     #[test]

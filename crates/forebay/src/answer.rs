@@ -149,8 +149,9 @@ pub fn generate(
     let (trace, mut on_pass) = recordings.watch();
     let on_event = &mut |event| {
         match event {
-            Event::Prefill { done, total } => {
-                progress.iter().for_each(|line| line.update(done as u64, total as u64));
+            Event::Prefill { done, total, read, .. } => {
+                let read = read.unwrap_or_default();
+                progress.iter().for_each(|line| line.update_read(done as u64, total as u64, read));
             }
             Event::Pass(stats) => on_pass(&stats),
             Event::Token(token) => {

@@ -6,6 +6,7 @@ mod engine;
 mod get;
 mod models;
 mod sampling;
+mod sessions;
 
 use std::path::PathBuf;
 
@@ -20,6 +21,7 @@ pub use engine::*;
 pub use get::*;
 pub use models::*;
 pub use sampling::*;
+pub use sessions::*;
 
 const ABOUT: &str = "Run giant Mixture-of-Experts models on any machine, by streaming experts from disk";
 
@@ -147,6 +149,11 @@ pub enum Verb {
     /// --to-reference gives back the same tensors. A run that was stopped goes on when the same command is given
     /// again. docs/format.md describes the container.
     Pack(PackArgs),
+    /// List and delete the conversations and prefixes that are kept on this machine
+    ///
+    /// `chat --session NAME` keeps a conversation, and what was computed of it; --prefix-store keeps the latter for a
+    /// folder of your choice. docs/sessions.md says what is in them.
+    Sessions(SessionsArgs),
 }
 
 /// `forebay pack`.
@@ -249,6 +256,9 @@ pub struct RunArgs {
     /// Files to write beside the result.
     #[command(flatten)]
     pub files: RecordArgs,
+    /// What is kept for later runs.
+    #[command(flatten)]
+    pub prefixes: PrefixArgs,
     /// Whether tokens are drafted.
     #[command(flatten)]
     pub draft: DraftArgs,
@@ -267,6 +277,23 @@ impl RunArgs {
 /// `forebay chat`.
 #[derive(Debug, Args)]
 pub struct ChatArgs {
+    /// Keep the conversation under this name and go on with it next time, with what was computed of it; without,
+    /// nothing is kept
+    ///
+    /// Files that only you can read, in the folder for program state. `forebay sessions` lists and deletes them;
+    /// docs/sessions.md says what is in them.
+    #[arg(long, value_name = "NAME", value_parser = crate::sessions::name)]
+    pub session: Option<String>,
+    /// Where the context is full, forget the oldest turns and run the rest again, instead of refusing the message; it is
+    /// said every time
+    #[arg(long)]
+    pub context_shift: bool,
+    /// Keep the words of the conversation only; what was computed of them is computed again next time
+    #[arg(long, requires = "session", conflicts_with_all = ["prefix_store", "prefix_store_size"])]
+    pub no_prefix_store: bool,
+    /// What is kept for later runs.
+    #[command(flatten)]
+    pub prefixes: PrefixArgs,
     /// How to answer.
     #[command(flatten)]
     pub answer: AnswerArgs,

@@ -50,6 +50,18 @@ pub fn hugging_face() -> Option<PathBuf> {
     })
 }
 
+/// Where goes what a program remembers between its runs, such as conversations: `XDG_STATE_HOME` on Linux.
+pub fn state() -> Option<PathBuf> {
+    let base = if cfg!(windows) {
+        absolute("LOCALAPPDATA")
+    } else if cfg!(target_os = "macos") {
+        absolute("HOME").map(|home| home.join("Library/Application Support"))
+    } else {
+        absolute("XDG_STATE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".local/state")))
+    };
+    base.map(|base| base.join("forebay"))
+}
+
 /// Where the user's own data goes, such as the chat history.
 pub fn data() -> Option<PathBuf> {
     let base = if cfg!(windows) {

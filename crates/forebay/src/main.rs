@@ -31,6 +31,7 @@ mod load;
 mod outputs;
 mod pack;
 mod plan;
+mod prefixes;
 mod progress;
 mod prompt;
 mod record;
@@ -38,6 +39,7 @@ mod recordings;
 mod report;
 mod run;
 mod score;
+mod sessions;
 mod settings;
 mod structure;
 mod synth;
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
         Verb::Verify(args) => verify::run(args),
         Verb::Convert(args) => convert::run(args),
         Verb::Pack(args) => pack::run(args),
+        Verb::Sessions(args) => sessions::run(args),
     };
     let Err(failure) = done else { return ExitCode::SUCCESS };
     if let Failure::Error { message, .. } = &failure {

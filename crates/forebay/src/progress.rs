@@ -48,6 +48,8 @@ struct State {
     total: u64,
     /// Work of this run alone, which a rate is made of.
     arrived: Option<u64>,
+    /// Bytes read from disk for it.
+    read: u64,
     finished: bool,
 }
 
@@ -61,7 +63,7 @@ impl Shared {
 impl Progress {
     /// Starts showing `label`, such as "loading". A total of 0 is "not known yet".
     pub fn start(label: &'static str, unit: Unit, total: u64) -> Self {
-        let state = Mutex::new(State { done: 0, total, arrived: None, finished: false });
+        let state = Mutex::new(State { done: 0, total, arrived: None, read: 0, finished: false });
         let shared = Arc::new(Shared { state, wake: Condvar::new() });
         let seen = shared.clone();
         let rich = console::stderr_is_rich();
@@ -75,6 +77,12 @@ impl Progress {
     pub fn update(&self, done: u64, total: u64) {
         let mut state = self.shared.lock();
         (state.done, state.total) = (done, total);
+    }
+
+    /// Says how far the work is, and how many bytes were read from disk for it.
+    pub fn update_read(&self, done: u64, total: u64, read: u64) {
+        let mut state = self.shared.lock();
+        (state.done, state.total, state.read) = (done, total, read);
     }
 
     /// Says how far the work is, some of which an earlier run has done; `arrived` is what this one did. The time that
@@ -120,7 +128,10 @@ fn tick(shared: &Shared, label: &str, unit: Unit, rich: bool) {
                 let moves = std::mem::replace(&mut before, state.done) < state.done;
                 transfer_line(label, state.done, state.total, rate(&mut arrivals, arrived), moves)
             }
-            None => line(label, unit, state.done, state.total, started.elapsed()),
+            None => {
+                let line = line(label, unit, state.done, state.total, started.elapsed());
+                if state.read > 0 { format!("{line}, {} read", ByteSize(state.read)) } else { line }
+            }
         };
         console::diagnose(&if rich { format!("\r\x1b[K{line}") } else { format!("{line}\n") });
         (drawn, pause) = (true, later);

@@ -14,6 +14,7 @@ use crate::failure::Failure;
 use crate::hindsight::{Hindsight, Stretch};
 use crate::interrupt::Interrupt;
 use crate::load::{self, Loaded, TextSide};
+use crate::prefixes::Keeper;
 use crate::prompt::{self, Limit, Source};
 use crate::recordings::Recordings;
 use crate::report;
@@ -43,13 +44,18 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let mut recordings = Recordings::create(&args.files, &roots, &[args.file.as_deref()])?;
     let mut model = Loaded::open(dir, found, text, args.options(), &args.engine.disk)?;
     let mut session = Session::new(&model.engine);
+    if args.prefixes.prefix_store.is_none() && args.prefixes.prefix_store_size.is_some() {
+        return Err(Failure::usage("--prefix-store-size needs --prefix-store: else nothing is kept"));
+    }
+    let mut keeper = Keeper::begin(&mut model, args.prefixes.prefix_store.as_deref(), args.prefixes.limit());
+    let reused = session.start_from(&mut model.engine, &ids)?.tokens;
     let max_tokens = args.answer.max_tokens as usize;
     let count = args.json || !(Screen::is_live() || args.answer.think);
     let seed = args.answer.seed.map(|seed| ("seed", seed.to_string()));
     let settings: Vec<_> = [("prompt_tokens", ids.len().to_string())].into_iter().chain(seed).collect();
     recordings.begin(&model.dir, &model.engine, &settings)?;
     let (stop, structure) = (&args.answer.stop[..], structure.as_ref());
-    let ask = Ask { prompt: &ids, max_tokens, sampling, form, stop, structure, count };
+    let ask = Ask { prompt: &ids[reused..], max_tokens, sampling, form, stop, structure, count };
 
     let mut out = Output::new();
     let answer = if args.json {
@@ -67,7 +73,8 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     };
     model.remember();
     let hindsight = Hindsight::of(&mut model.engine, &Stretch::of(&answer.stats));
-    let result = result(&mut model, session.profile(), &ask, &answer, &hindsight, args);
+    let mut result = result(&mut model, session.profile(), &ask, &answer, &hindsight, args);
+    result["reused_tokens"] = json!(reused);
     if args.json {
         out.json(&result)?;
     } else {
@@ -78,6 +85,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         closing::show(&mut model.engine, &model.roots, &hindsight, &what, read);
     }
     recordings.finish(&result)?;
+    keeper.keep(&mut model.engine);
     if answer.finish == Finish::Cancelled { Err(Failure::Interrupted) } else { Ok(()) }
 }
 

@@ -5,7 +5,7 @@ use forebay_model::experts::{ExpertLayer, Rooms, SlotCodes};
 use forebay_model::families::roles::Role;
 use forebay_model::snapshot::ResidentTensor;
 use forebay_model::{
-    Arith, EmbeddingPlace, KvCache, KvParts, LoadedParts, Model, ModelSpec, PassSize, Snapshot, Workspace,
+    Arith, EmbeddingPlace, KvLayout, KvParts, LoadedParts, Model, ModelSpec, PassSize, Snapshot, Workspace,
 };
 use forebay_tiers::{ClassDemand, LayerDemand, SlotDemand, recording_bytes};
 
@@ -109,8 +109,10 @@ impl<'a> Costs<'a> {
     pub fn kv(&self, context: usize) -> u64 {
         let dtype = self.request.kv_dtype;
         let parts = KvParts { index: self.select, mtp: self.mtp };
+        let layout = KvLayout::new(&self.spec, dtype, parts);
+        let bytes = layout.and_then(|layout| layout.planned_bytes(context, self.request.sequences.max(1)));
         // Half of all, so that sums of it do not wrap.
-        KvCache::planned_bytes(&self.spec, context, dtype, parts).unwrap_or(u64::MAX / 2)
+        bytes.unwrap_or(u64::MAX / 2)
     }
 
     pub fn work(&self, pass: Pass, context: usize, embedding: EmbeddingPlace) -> u64 {

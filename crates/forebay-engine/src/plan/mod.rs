@@ -39,8 +39,10 @@ const COMFORTABLE_SLOTS: usize = 4;
 pub struct PlanRequest {
     /// Bytes for the whole process.
     pub memory: Option<ByteSize>,
-    /// Positions of the KV cache.
+    /// Positions of a sequence at most.
     pub context: Option<usize>,
+    /// Whole contexts that the KV cache has room for; 0 counts as 1.
+    pub sequences: usize,
     /// Rows per prefill pass.
     pub chunk: Option<usize>,
     /// Rows of a pass that go through everything but experts at once.
@@ -124,7 +126,7 @@ pub struct Plan {
     pub norms: u64,
     /// Resident weights of the MTP layer.
     pub mtp: u64,
-    /// KV cache of `context` positions.
+    /// KV cache: blocks for as many contexts as were asked for, and some to spare.
     pub kv: u64,
     /// Work buffers for passes of `chunk` rows.
     pub work: u64,
@@ -136,7 +138,7 @@ pub struct Plan {
     pub process: u64,
     /// Expert slots.
     pub slots: SlotSplit,
-    /// Positions of the KV cache.
+    /// Positions of a sequence at most.
     pub context: usize,
     /// Rows per prefill pass.
     pub chunk: usize,

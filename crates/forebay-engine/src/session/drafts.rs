@@ -35,7 +35,11 @@ pub(super) struct Verified {
 
 impl Session {
     /// Takes the last token back, to be run again, if drafting needs its hidden state and that is gone.
-    pub(super) fn hidden_again(&mut self, engine: &mut Engine) {
+    /// `next` comes next, unless a token is pending.
+    pub(super) fn hidden_again(&mut self, engine: &mut Engine, next: u32) {
+        if self.behind.take() != Some(self.pending.unwrap_or(next)) {
+            self.kv.another_token_comes();
+        }
         let (ctx, _) = engine.split();
         if ctx.model.mtp.is_some() && !mtp::is_carried(&self.kv, &self.workspace) {
             mtp::rewind(&mut self.kv);
@@ -94,6 +98,11 @@ impl Session {
             foretold.draft(self.tokens.len() + given.len(), depth, &mut self.drafts);
             return Ok(&self.drafts);
         }
+        let room = self.kv.len()..self.kv.len() + depth;
+        if engine.has_mtp() && engine.prefixes.make_room(&mut self.kv, room).is_err() {
+            // The pass to come says so, unless it needs less.
+            return Ok(&self.drafts);
+        }
         let (ctx, store) = engine.split();
         if ctx.model.mtp.is_some() {
             let (kv, ws) = (&mut self.kv, &mut self.workspace);
@@ -124,7 +133,7 @@ impl Session {
     ) -> Result<Option<Verified>, GenerateError> {
         let mut start = self.pass_starts(engine);
         let tokens: Vec<u32> = std::iter::once(next).chain(self.drafts.iter().copied()).collect();
-        if !self.pass(engine, &tokens, cancel, trace, &mut |_| ())? {
+        if !self.pass(engine, &tokens, cancel, trace, &mut |_, _| ())? {
             return Ok(None);
         }
         let Judged { right, behind } = self.judge(engine, tokens.len(), chooser);

@@ -41,6 +41,8 @@ pub(crate) unsafe fn scores<R: Room>(
                 match keys {
                     KeyRows::F32(keys) => to_lines::<R, f32>(&keys[numbers], 0.0, lines),
                     KeyRows::Bf16(keys) => to_lines::<R, _>(&bf16(keys)[numbers], 0.0, lines),
+                    KeyRows::F32Blocks(keys) => to_lines::<R, f32>(keys.row(t, dim), 0.0, lines),
+                    KeyRows::Bf16Blocks(keys) => to_lines::<R, _>(bf16(keys.row(t, dim)), 0.0, lines),
                 }
             }
         }

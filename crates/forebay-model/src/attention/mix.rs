@@ -4,7 +4,7 @@ use forebay_kernels::{
     Attended, AttentionRows, HeadRows, Input, KeyCache, attend_rows, combine_batch, matmul_rows,
 };
 
-use super::{AttentionScratch, PerThread, key_rows};
+use super::{AttentionScratch, PerThread};
 use crate::forward::Context;
 use crate::kv::KvCache;
 use crate::profile::{Phase, Profile};
@@ -73,12 +73,9 @@ fn attend_block(
     scratch: &mut AttentionScratch,
 ) {
     let a = &ctx.model.spec.attention;
-    let cached = kv.layer(layer);
     let end = start + first + block;
-    let keys = KeyCache {
-        latents: key_rows(&cached.latents, 0..end * a.kv_rank),
-        rope_keys: key_rows(&cached.rope_keys, 0..end * a.rope),
-    };
+    let (latents, rope_keys) = (kv.latents(layer), kv.rope_keys(layer));
+    let keys = KeyCache { latents: latents.rows(end), rope_keys: rope_keys.rows(end) };
     let threads = ctx.team.threads();
     // Two parts or more for every thread, then rows that read the cache together.
     let part_rows = (block / (2 * threads)).clamp(1, NEIGHBOURS);

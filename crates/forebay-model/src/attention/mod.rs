@@ -7,11 +7,11 @@
 mod mix;
 mod select;
 
-use forebay_kernels::{Activations, AttendScratch, KeyRows, Rope, ScoreScratch, SelectScratch};
+use forebay_kernels::{Activations, AttendScratch, Rope, ScoreScratch, SelectScratch};
 
 use crate::families::roles::Role;
 use crate::forward::Context;
-use crate::kv::{KvCache, Rows};
+use crate::kv::{KeyBlocks, KvCache};
 use crate::profile::{Phase, Profile};
 use crate::spec::ModelSpec;
 use crate::trace::Trace;
@@ -144,7 +144,7 @@ impl AttentionScratch {
                 + keep;
         }
         let values = pass * a.rope + rows * per_row + block_values + index_values + threads * per_thread;
-        4 * values + quantised.iter().sum::<usize>()
+        4 * values + quantised.iter().sum::<usize>() + KeyBlocks::planned_bytes(context)
     }
 }
 
@@ -262,12 +262,5 @@ fn cache_latents(
         ctx.kernels.rms_norm(latent, &weights.kv_a_norm, spec.low_rank_norm_eps, &mut scratch.latent);
         angles.rotate(rope, row, rope_key);
         kv.write(layer, start + row, &scratch.latent, rope_key);
-    }
-}
-
-fn key_rows(rows: &Rows, range: std::ops::Range<usize>) -> KeyRows<'_> {
-    match rows {
-        Rows::Bf16(all) => KeyRows::Bf16(&all[range]),
-        Rows::F32(all) => KeyRows::F32(&all[range]),
     }
 }

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use forebay_kernels::{IndexQueries, KeyRows, index_scores, select_positions, select_top_k};
 
-use super::{AttentionScratch, PerThread, key_rows};
+use super::{AttentionScratch, PerThread};
 use crate::families::roles::Role;
 use crate::forward::Context;
-use crate::kv::KvCache;
+use crate::kv::{BLOCK, KvCache};
 use crate::spec::{IndexerKind, IndexerSpec};
 use crate::trace::Trace;
 use crate::weights::IndexerWeights;
@@ -22,8 +22,9 @@ pub(super) const SELECT_ROWS: usize = 32;
 /// Rows that one part of a scoring run takes at most: they share the reading of the keys.
 const PART_ROWS: usize = 8;
 
-/// Keys that one part covers when there are too few rows to share out.
+/// Keys that one part covers when there are too few rows to share out: whole blocks of the cache.
 const SCORE_BLOCK: usize = 1024;
+const _: () = assert!(SCORE_BLOCK.is_multiple_of(BLOCK));
 
 /// The attended positions of every row of a pass. Rows are counted in the block that was entered.
 #[derive(Default)]
@@ -101,14 +102,13 @@ pub(super) fn select(
         return;
     }
     project_queries(ctx, weights, index, &x[all * ctx.model.spec.hidden..], quantised, scratch);
-    let keys = kv.layer(layer).index_keys.as_ref().expect("a full layer keeps index keys while it selects");
+    let keys = kv.index_keys(layer).expect("a full layer keeps index keys while it selects");
     scratch.per_thread.resize_with(ctx.team.threads(), PerThread::default);
     let keep = scratch.selections.keep;
     for first in (all..rows).step_by(SELECT_ROWS) {
         let block = SELECT_ROWS.min(rows - first);
         let positions = start + first + block;
-        let keys = key_rows(keys, 0..positions * index.dim);
-        score(ctx, index, first - all..first - all + block, keys, positions, scratch);
+        score(ctx, index, first - all..first - all + block, keys.rows(positions), positions, scratch);
 
         let scores = &scratch.scores;
         let of_row = |i: usize| &scores[i * positions..][..start + first + i + 1];

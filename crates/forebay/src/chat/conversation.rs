@@ -5,7 +5,9 @@
 //! old ids and then whatever the template adds after the old messages.
 
 use forebay_text::template::Role;
-use forebay_text::{ChatMessage, PromptPart, RenderOptions, RenderedPrompt};
+use forebay_text::{ChatMessage, RenderOptions};
+
+use serde_json::{Value, json};
 
 use crate::answer::{Answer, Form};
 use crate::failure::Failure;
@@ -40,6 +42,18 @@ impl Conversation {
         self.turns.is_empty()
     }
 
+    /// Messages so far, instructions apart.
+    pub fn turns(&self) -> usize {
+        self.turns.len()
+    }
+
+    /// What is kept of it.
+    pub fn talk(&self) -> Talk {
+        let Self { system, turns, ids, think } = self;
+        let (system, turns, ids, think) = (system.clone(), turns.clone(), ids.clone(), *think);
+        Talk { conversation: Self { system, turns, ids, think } }
+    }
+
     /// Tokens so far.
     pub fn tokens(&self) -> usize {
         self.ids.len()
@@ -56,9 +70,10 @@ impl Conversation {
         self.ids.clear();
     }
 
-    /// A conversation with the same instructions in which nothing has been said.
-    pub fn anew(&self) -> Self {
-        Self::new(self.system.clone(), self.think)
+    /// The same conversation without its first `turns` messages of the user and their answers.
+    pub fn without_oldest(&self, turns: usize) -> Self {
+        let rest = self.turns.get(2 * turns..).unwrap_or_default().to_vec();
+        Self { turns: rest, ..Self::new(self.system.clone(), self.think) }
     }
 
     /// Forgets what was said, but not the instructions.
@@ -88,7 +103,7 @@ impl Conversation {
         messages.push(ChatMessage::text(Role::User, user));
         let full = text.template.render(&messages, &options(true))?;
         let form = Form::of(&full);
-        let ids = match before.and_then(|before| added(&before, &full)) {
+        let ids = match before.and_then(|before| full.after(&before)) {
             Some(new) => [self.ids.as_slice(), &text.tokenizer.encode_rendered(&new)?].concat(),
             // A template that rewrites earlier turns: then so do we.
             None => text.tokenizer.encode_rendered(&full)?,
@@ -105,26 +120,52 @@ impl Conversation {
     }
 }
 
-/// What `full` has after `before`; `None` if it does not begin with it.
-fn added(before: &RenderedPrompt, full: &RenderedPrompt) -> Option<RenderedPrompt> {
-    let (old, new) = (before.parts(), full.parts());
-    let (last, same) = old.split_last()?;
-    if new.get(..same.len())? != same {
-        return None;
-    }
-    let mut rest = RenderedPrompt::new();
-    match (last, new.get(same.len())?) {
-        (PromptPart::Text(old), PromptPart::Text(new)) => rest.push_text(new.strip_prefix(old.as_str())?),
-        (old, new) if old == new => {}
-        _ => return None,
-    }
-    for part in &new[old.len()..] {
-        match part {
-            PromptPart::Text(text) => rest.push_text(text),
-            PromptPart::Control(content) => rest.push_control(content),
+/// A conversation as it is kept on disk.
+pub struct Talk {
+    conversation: Conversation,
+}
+
+impl Talk {
+    /// What [`to_json`](Self::to_json) made; `None` if it is something else.
+    pub fn from_json(value: &Value) -> Option<Self> {
+        let system = match &value["system"] {
+            Value::Null => None,
+            text => Some(text.as_str()?.to_owned()),
+        };
+        let mut turns = Vec::new();
+        for turn in value["turns"].as_array()? {
+            turns.push(match (turn["user"].as_str(), turn["assistant"].as_str()) {
+                (Some(text), None) => ChatMessage::text(Role::User, text),
+                (None, Some(text)) => ChatMessage::text(Role::Assistant, text),
+                _ => return None,
+            });
         }
+        let ids = value["ids"].as_array()?.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()));
+        let ids = ids.collect::<Option<Vec<u32>>>()?;
+        let think = value["think"].as_bool()?;
+        Some(Self { conversation: Conversation { system, turns, ids, think } })
     }
-    Some(rest)
+
+    /// For a file.
+    pub fn to_json(&self) -> Value {
+        let Conversation { system, turns, ids, think } = &self.conversation;
+        let turns: Vec<Value> = turns.iter().map(|turn| json!({turn.role.name(): turn.content})).collect();
+        json!({"system": system, "think": think, "turns": turns, "ids": ids})
+    }
+
+    /// The conversation, to go on with. Other instructions, or thinking where there was none, come first or lie
+    /// between: then everything is encoded anew.
+    pub fn go_on(self, system: Option<String>, think: bool) -> Conversation {
+        let mut conversation = self.conversation;
+        if let Some(text) = system.filter(|text| conversation.system() != Some(text)) {
+            conversation.set_system(&text);
+        }
+        if conversation.think != think {
+            conversation.think = think;
+            conversation.ids.clear();
+        }
+        conversation
+    }
 }
 
 #[cfg(test)]
@@ -182,30 +223,5 @@ mod tests {
         );
         conversation.clear();
         assert!(conversation.is_empty() && conversation.system() == Some("Be kind."));
-    }
-
-    #[test]
-    fn a_prompt_that_does_not_continue_the_other_has_no_addition() {
-        let prompt = |parts: &[(&str, bool)]| {
-            let mut prompt = RenderedPrompt::new();
-            for (text, control) in parts {
-                if *control { prompt.push_control(text) } else { prompt.push_text(text) }
-            }
-            prompt
-        };
-        let old = prompt(&[("<a>", true), ("x", false)]);
-        assert_eq!(
-            added(&old, &prompt(&[("<a>", true), ("xy", false), ("<b>", true)])).unwrap().text(),
-            "y<b>"
-        );
-        assert_eq!(added(&old, &old).unwrap().text(), "");
-        for other in [
-            prompt(&[]),
-            prompt(&[("<a>", true)]),
-            prompt(&[("<b>", true), ("x", false)]),
-            prompt(&[("<a>", true), ("z", false)]),
-        ] {
-            assert!(added(&old, &other).is_none());
-        }
     }
 }

@@ -18,14 +18,18 @@ use crate::closing;
 use crate::console::{self, Output};
 use crate::failure::Failure;
 use crate::hindsight::{Hindsight, Stretch};
+use crate::identity;
 use crate::interrupt::Interrupt;
 use crate::load::{self, Loaded, TextSide};
 use crate::outputs::Protected;
+use crate::prefixes::{self, Keeper};
 use crate::prompt::Limit;
 use crate::recordings::Recordings;
 use crate::report;
+use crate::sessions::SavedTalk;
 use crate::settings::{self, ModelDefaults};
 use crate::structure::Structure;
+pub use conversation::Talk;
 use conversation::{Conversation, Prompt};
 use lines::{Input, Lines};
 
@@ -39,7 +43,7 @@ Every other line is a message to the model; a line with a space in front of a sl
   /quit         end; so does Ctrl-D. Ctrl-C stops an answer
 ";
 
-/// A new turn must leave this share of the context for its answer, else earlier turns make room.
+/// A new turn must leave this share of the context for its answer.
 const ROOM_FOR_ANSWER: usize = 16;
 
 /// Runs the verb.
@@ -52,11 +56,28 @@ pub fn run(args: &ChatArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
     let roots = load::roots(&dir, &args.engine.disk.mirror);
     let mut recordings = Recordings::create(&args.files, &roots, &[])?;
-    let model = Loaded::open(dir, None, text, args.options(), &args.engine.disk)?;
+    let mut model = Loaded::open(dir, None, text, args.options(), &args.engine.disk)?;
     let seed = args.answer.seed.map(|seed| ("seed", seed.to_string()));
     recordings.begin(&model.dir, &model.engine, &Vec::from_iter(seed))?;
     let session = Session::new(&model.engine);
-    let conversation = Conversation::new(args.answer.system.clone(), args.answer.think);
+    let kept = args.session.as_deref().map(|name| kept_talk(name, &model)).transpose()?;
+    let mut conversation = Conversation::new(args.answer.system.clone(), args.answer.think);
+    if let Some(talk) = kept.as_ref().map(SavedTalk::load).transpose()?.flatten() {
+        conversation = talk.go_on(args.answer.system.clone(), args.answer.think);
+        let (turns, tokens) = (conversation.turns(), conversation.tokens());
+        console::note(&format!("the conversation goes on after {turns} messages; it has {tokens} tokens"));
+    }
+    let folder = match (&args.prefixes.prefix_store, &args.session) {
+        (Some(folder), _) => Some(folder.clone()),
+        (None, Some(_)) if !args.no_prefix_store => prefixes::usual_folder(),
+        _ => None,
+    };
+    if folder.is_none() && args.prefixes.prefix_store_size.is_some() {
+        return Err(Failure::usage(
+            "--prefix-store-size needs --prefix-store or --session: else nothing is kept",
+        ));
+    }
+    let keeper = Keeper::begin(&mut model, folder.as_deref(), args.prefixes.limit());
     let max_tokens = args.answer.max_tokens as usize;
     let totals = Totals::default();
     let limit = Limit::of_context(model.engine.plan().context, &model.text.tokenizer);
@@ -75,6 +96,9 @@ pub fn run(args: &ChatArgs) -> Result<(), Failure> {
         warm_up: args.warms_up(),
         recordings,
         saved,
+        kept,
+        keeper,
+        context_shift: args.context_shift,
     };
     let mut lines = Lines::open(chat.limit.bytes)?;
     if lines.is_interactive() {
@@ -94,6 +118,8 @@ struct Totals {
     stretch: Stretch,
     /// Bytes of experts read for them.
     read: u64,
+    /// Prompt tokens that were not run, because what they come to was known.
+    reused: usize,
 }
 
 impl Totals {
@@ -135,6 +161,19 @@ struct Chat {
     recordings: Recordings,
     /// The file that `/save` wrote in this conversation; it may be written again.
     saved: Option<PathBuf>,
+    /// Where the conversation is kept for the next time.
+    kept: Option<SavedTalk>,
+    keeper: Keeper,
+    /// Whether the oldest turns make room in a full context.
+    context_shift: bool,
+}
+
+/// The place of a named conversation.
+fn kept_talk(name: &str, model: &Loaded) -> Result<SavedTalk, Failure> {
+    let identity = identity::of(&model.dir, &model.engine).map_err(|error| {
+        Failure::runtime(format!("cannot read the model's config again: {error}; check the folder"))
+    })?;
+    SavedTalk::new(name, identity)
 }
 
 impl Chat {
@@ -183,9 +222,14 @@ impl Chat {
         let context = self.model.engine.plan().context;
         let mut prompt = self.conversation.prompt(line, &self.model.text)?;
         let room = (context / ROOM_FOR_ANSWER).max(1);
-        let full = prompt.ids.len() + room > context && !self.conversation.is_empty();
-        if full {
-            prompt = self.conversation.anew().prompt(line, &self.model.text)?;
+        let mut forgets = None;
+        if prompt.ids.len() + room > context && !self.conversation.is_empty() {
+            if !self.context_shift {
+                return Err(self.full(prompt.ids.len()));
+            }
+            let (rest, turns, shorter) = self.without_oldest(line, context - room)?;
+            prompt = shorter;
+            forgets = Some((rest, turns));
         }
         if prompt.ids.len() >= context {
             let tokens = prompt.ids.len();
@@ -194,12 +238,18 @@ impl Chat {
             )));
         }
         // Only for a message that is sent.
-        if full {
-            console::note(&format!("the context of {context} tokens is full; earlier turns are forgotten"));
-            self.conversation.clear();
+        if let Some((rest, turns)) = forgets {
+            let turns =
+                if turns == 1 { "oldest turn is".to_owned() } else { format!("{turns} oldest turns are") };
+            console::note(&format!(
+                "the context of {context} tokens is full; the {turns} forgotten, and what is left is run again"
+            ));
+            self.conversation = rest;
         }
-        let answer = self.answer(&prompt, out)?;
+        let reused = self.session.start_from(&mut self.model.engine, &prompt.ids)?;
+        let answer = self.answer(&prompt, reused.tokens, out)?;
         self.totals.add(&answer.stats);
+        self.totals.reused += reused.tokens;
         match answer.finish {
             Finish::Cancelled if answer.tokens.is_empty() => {
                 console::note("stopped before the answer began; the message is forgotten");
@@ -213,12 +263,39 @@ impl Chat {
             console::note(&note);
         }
         self.conversation.answered(line, prompt, &answer);
+        if let Some(kept) = &self.kept {
+            kept.save(&self.conversation.talk());
+        }
+        self.keeper.keep(&mut self.model.engine);
         Ok(next)
     }
 
-    /// Generates on the screen; the last line is ended whatever happens.
-    fn answer(&mut self, prompt: &Prompt, out: &mut Output) -> Result<Answer, Failure> {
-        let kept = self.session.reuse(&prompt.ids);
+    /// The refusal of a message for which a conversation leaves no room.
+    fn full(&self, tokens: usize) -> Failure {
+        let context = self.model.engine.plan().context;
+        Failure::usage(format!(
+            "with this message the conversation has {tokens} tokens, and a context of {context} leaves too little room for \
+             an answer; it was not sent: /reset begins anew, --context may allow more, and --context-shift forgets the \
+             oldest turns"
+        ))
+    }
+
+    /// The conversation without as many of its oldest turns as it takes for a prompt of up to `most` tokens, how many
+    /// those are, and the prompt. Without any turn, if nothing else will do.
+    fn without_oldest(&self, line: &str, most: usize) -> Result<(Conversation, usize, Prompt), Failure> {
+        let mut turns = 1;
+        loop {
+            let rest = self.conversation.without_oldest(turns);
+            let prompt = rest.prompt(line, &self.model.text)?;
+            if prompt.ids.len() <= most || rest.is_empty() {
+                return Ok((rest, turns, prompt));
+            }
+            turns += 1;
+        }
+    }
+
+    /// Generates on the screen behind the first `kept` tokens of the prompt; the last line is ended whatever happens.
+    fn answer(&mut self, prompt: &Prompt, kept: usize, out: &mut Output) -> Result<Answer, Failure> {
         let ask = &Ask {
             prompt: &prompt.ids[kept..],
             max_tokens: self.max_tokens,
@@ -238,7 +315,7 @@ impl Chat {
 
     /// Says what the conversation came to, and ends the files.
     fn close(mut self) -> Result<(), Failure> {
-        let Totals { answers, stats, stretch, read } = &self.totals;
+        let Totals { answers, stats, stretch, read, reused } = &self.totals;
         let model = &mut self.model;
         let hindsight = Hindsight::of(&mut model.engine, stretch);
         if *answers > 0 {
@@ -252,6 +329,7 @@ impl Chat {
         let mut all = json!({
             "answers": answers,
             "prompt_tokens": stats.prompt_tokens,
+            "reused_tokens": reused,
             "new_tokens": stats.new_tokens,
             "timings": report::stats_json(stats, model.load_time),
             "hindsight": hindsight.json(),

@@ -72,12 +72,19 @@ fn saving_keeps_the_files_of_others() {
 }
 
 #[test]
-fn a_full_context_forgets_earlier_turns_and_goes_on() {
+fn a_full_context_refuses_or_forgets_the_oldest_turns_if_asked() {
     let line = "What is 2+2?\n";
-    let done = chat(&["--context", "40"], &line.repeat(5)).ok();
+    let done = chat(&["--context", "40"], &format!("{}/reset\n{line}", line.repeat(5)));
+    let answers = done.stdout.lines().count();
+    assert!((2..5).contains(&answers) && done.stdout == "2+2=4.\n".repeat(answers), "{done:#?}");
+    assert_eq!(done.code, 2);
+    assert!(done.stderr.contains("--context-shift forgets the oldest turns"), "{done:#?}");
+    assert!(!done.stderr.contains("forgotten"), "{done:#?}");
+
+    let done = chat(&["--context", "40", "--context-shift"], &line.repeat(5)).ok();
     assert_eq!(done.stdout, "2+2=4.\n".repeat(5));
     assert!(
-        done.stderr.contains("the context of 40 tokens is full; earlier turns are forgotten"),
+        done.stderr.contains("the context of 40 tokens is full; the oldest turn is forgotten"),
         "{done:#?}"
     );
 

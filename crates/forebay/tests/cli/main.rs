@@ -16,6 +16,7 @@ mod pack;
 mod plan;
 mod run;
 mod score;
+mod sessions;
 mod state;
 mod support;
 mod synth;

@@ -27,6 +27,7 @@ pub fn command(args: &[&str]) -> Command {
         .env_remove("FOREBAY_MODEL")
         .env("FOREBAY_CACHE", scratch().join("cache"))
         .env("XDG_DATA_HOME", scratch().join("data"))
+        .env("XDG_STATE_HOME", scratch().join("state"))
         .stdin(Stdio::null());
     command
 }

@@ -133,26 +133,39 @@ unsafe fn pack_part<R: Room>(
     // SAFETY: passed on to the caller.
     unsafe {
         match rows {
-            KeyRows::F32(rows) => gather::<R, f32>(rows, dim, positions, layout.stride, tile),
-            KeyRows::Bf16(rows) => gather::<R, _>(bf16(rows), dim, positions, layout.stride, tile),
+            KeyRows::F32(rows) => {
+                gather::<R, f32>(|t| contiguous(rows, t, dim), dim, positions, layout, tile)
+            }
+            KeyRows::Bf16(rows) => {
+                gather::<R, _>(|t| contiguous(bf16(rows), t, dim), dim, positions, layout, tile)
+            }
+            KeyRows::F32Blocks(rows) => gather::<R, f32>(|t| rows.row(t, dim), dim, positions, layout, tile),
+            KeyRows::Bf16Blocks(rows) => {
+                gather::<R, _>(|t| bf16(rows.row(t, dim)), dim, positions, layout, tile)
+            }
         }
     }
 }
 
 #[inline(always)]
-unsafe fn gather<R: Room, E: Element>(
-    rows: &[E],
+fn contiguous<E>(rows: &[E], position: usize, dim: usize) -> &[E] {
+    &rows[position * dim..(position + 1) * dim]
+}
+
+#[inline(always)]
+unsafe fn gather<'a, R: Room, E: Element + 'a>(
+    row: impl Fn(usize) -> &'a [E],
     dim: usize,
     positions: &[usize],
-    stride: usize,
+    layout: Layout,
     tile: &mut [Line],
 ) {
     if dim == 0 {
         return;
     }
-    for (position, lines) in positions.iter().zip(tile.chunks_mut(stride)) {
+    for (position, lines) in positions.iter().zip(tile.chunks_mut(layout.stride)) {
         // SAFETY: passed on to the caller.
-        unsafe { to_lines::<R, E>(&rows[position * dim..(position + 1) * dim], 0.0, lines) };
+        unsafe { to_lines::<R, E>(row(*position), 0.0, lines) };
     }
 }
 

@@ -1,0 +1,336 @@
+//! The tree: a node is a block, its children begin with the tokens behind it.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use forebay_model::KvBlock;
+use forebay_model::kv::{BLOCK, CARRIES};
+use forebay_store::prefix::Key;
+
+use super::disk::{Stored, key_of};
+
+/// Index of a node.
+pub(super) type NodeId = usize;
+
+/// A block in memory, on disk, or both. One that is in neither stays while it has children.
+struct Node {
+    parent: Option<NodeId>,
+    /// 1 to [`BLOCK`]; only a full one has children.
+    tokens: Vec<u32>,
+    block: Option<Arc<KvBlock>>,
+    /// Hidden states by their place in the block, ascending.
+    carries: Vec<(usize, Vec<f32>)>,
+    key: Key,
+    stored: Option<Stored>,
+    /// Files that this one makes superfluous.
+    superseded: Vec<Stored>,
+    used: u64,
+    children: Vec<NodeId>,
+}
+
+/// What a store knows of a block.
+pub(super) struct StoredBlock {
+    pub file: Stored,
+    pub parent: Key,
+    pub tokens: Vec<u32>,
+}
+
+#[derive(Default)]
+pub(super) struct Tree {
+    nodes: Vec<Option<Node>>,
+    free: Vec<NodeId>,
+    roots: Vec<NodeId>,
+    /// Counts uses.
+    clock: u64,
+}
+
+fn common(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+impl Tree {
+    fn node(&self, id: NodeId) -> &Node {
+        self.nodes[id].as_ref().expect("ids are of nodes that are there")
+    }
+
+    fn node_mut(&mut self, id: NodeId) -> &mut Node {
+        self.nodes[id].as_mut().expect("ids are of nodes that are there")
+    }
+
+    fn children(&self, parent: Option<NodeId>) -> &[NodeId] {
+        parent.map_or(&self.roots, |parent| &self.node(parent).children)
+    }
+
+    /// What tells a node's block from all others; zeros for none.
+    pub fn key(&self, id: Option<NodeId>) -> Key {
+        id.map_or(Key::default(), |id| self.node(id).key)
+    }
+
+    /// The child that begins with most of `tokens`, and how many those are.
+    fn best_child(&self, parent: Option<NodeId>, tokens: &[u32]) -> Option<(NodeId, usize)> {
+        let all = self.children(parent).iter().map(|id| (*id, common(&self.node(*id).tokens, tokens)));
+        all.filter(|(_, rows)| *rows > 0).max_by_key(|(_, rows)| *rows)
+    }
+
+    fn add(&mut self, parent: Option<NodeId>, tokens: &[u32]) -> NodeId {
+        let node = Node {
+            parent,
+            tokens: tokens.to_vec(),
+            block: None,
+            carries: Vec::new(),
+            key: key_of(&self.key(parent), tokens),
+            stored: None,
+            superseded: Vec::new(),
+            used: self.clock,
+            children: Vec::new(),
+        };
+        let id = self.free.pop().unwrap_or_else(|| {
+            self.nodes.push(None);
+            self.nodes.len() - 1
+        });
+        self.nodes[id] = Some(node);
+        match parent {
+            Some(parent) => self.node_mut(parent).children.push(id),
+            None => self.roots.push(id),
+        }
+        id
+    }
+
+    fn use_node(&mut self, id: NodeId) {
+        self.clock += 1;
+        self.node_mut(id).used = self.clock;
+    }
+
+    /// Enters a sequence and returns its nodes, the first one first.
+    pub fn enter(&mut self, tokens: &[u32], blocks: &[Arc<KvBlock>], carry: Option<&[f32]>) -> Vec<NodeId> {
+        let mut path = Vec::new();
+        for (part, block) in tokens.chunks(BLOCK).zip(blocks) {
+            let id = self.enter_part(path.last().copied(), part, block);
+            path.push(id);
+        }
+        if let (Some(carry), Some(&last)) = (carry, path.last()) {
+            self.node_mut(last).keep_carry((tokens.len() - 1) % BLOCK, carry);
+        }
+        // The beginning is used by all that follows: it counts as used last.
+        path.iter().rev().for_each(|id| self.use_node(*id));
+        path
+    }
+
+    fn enter_part(&mut self, parent: Option<NodeId>, part: &[u32], block: &Arc<KvBlock>) -> NodeId {
+        let best = self.best_child(parent, part);
+        match best {
+            Some((id, rows)) if rows == part.len() => {
+                let node = self.node_mut(id);
+                if node.block.is_none() && node.tokens.len() == rows {
+                    node.block = Some(block.clone());
+                }
+                id
+            }
+            // It goes on where an earlier one ended.
+            Some((id, rows)) if rows == self.node(id).tokens.len() => {
+                let key = key_of(&self.key(parent), part);
+                let node = self.node_mut(id);
+                node.tokens = part.to_vec();
+                node.block = Some(block.clone());
+                node.key = key;
+                node.superseded.extend(node.stored.take());
+                id
+            }
+            _ => {
+                let id = self.add(parent, part);
+                self.node_mut(id).block = Some(block.clone());
+                id
+            }
+        }
+    }
+
+    /// The nodes that `wanted` begins with, and how many of its tokens each has; they count as used.
+    pub fn walk(&mut self, wanted: &[u32]) -> Vec<(NodeId, usize)> {
+        let mut path: Vec<(NodeId, usize)> = Vec::new();
+        for part in wanted.chunks(BLOCK) {
+            let parent = path.last().map(|(id, _)| *id);
+            let Some((id, rows)) = self.best_child(parent, part) else { break };
+            let node = self.node(id);
+            if node.block.is_none() && node.stored.is_none() {
+                break;
+            }
+            path.push((id, rows));
+            if rows < BLOCK {
+                break;
+            }
+        }
+        path.iter().rev().for_each(|(id, _)| self.use_node(*id));
+        path
+    }
+
+    pub fn block(&self, id: NodeId) -> Option<Arc<KvBlock>> {
+        self.node(id).block.clone()
+    }
+
+    pub fn stored(&self, id: NodeId) -> Option<Stored> {
+        self.node(id).stored.clone()
+    }
+
+    pub fn tokens(&self, id: NodeId) -> &[u32] {
+        &self.node(id).tokens
+    }
+
+    pub fn parent_key(&self, id: NodeId) -> Key {
+        self.key(self.node(id).parent)
+    }
+
+    pub fn carry(&self, id: NodeId, at: usize) -> Option<&[f32]> {
+        self.node(id).carries.iter().find(|(place, _)| *place == at).map(|(_, carry)| &carry[..])
+    }
+
+    pub fn carries(&self, id: NodeId) -> &[(usize, Vec<f32>)] {
+        &self.node(id).carries
+    }
+
+    /// Takes in a block that was read from disk.
+    pub fn loaded(
+        &mut self,
+        id: NodeId,
+        block: Arc<KvBlock>,
+        carries: Vec<(usize, Vec<f32>)>,
+    ) -> Arc<KvBlock> {
+        let node = self.node_mut(id);
+        node.block = Some(block.clone());
+        node.carries = carries;
+        block
+    }
+
+    /// Blocks in memory.
+    pub fn blocks(&self) -> usize {
+        self.nodes.iter().flatten().filter(|node| node.block.is_some()).count()
+    }
+
+    /// Gives up the block that was used least recently, of those on which no other in memory rests; first those that
+    /// no sequence uses. `false` if there is none.
+    pub fn evict(&mut self) -> bool {
+        let last = |node: &Node| !node.children.iter().any(|child| self.node(*child).block.is_some());
+        let candidates = self.nodes.iter().enumerate().filter_map(|(id, node)| {
+            let node = node.as_ref()?;
+            let block = node.block.as_ref().filter(|_| last(node))?;
+            Some((Arc::strong_count(block) > 1, node.used, id))
+        });
+        let Some((_, _, id)) = candidates.min() else { return false };
+        let node = self.node_mut(id);
+        node.block = None;
+        node.carries.clear();
+        self.prune(id);
+        true
+    }
+
+    /// Removes a node that is nowhere any more, and those before it that it kept.
+    fn prune(&mut self, mut id: NodeId) {
+        loop {
+            let node = self.node(id);
+            if node.block.is_some() || node.stored.is_some() || !node.children.is_empty() {
+                return;
+            }
+            let parent = node.parent;
+            self.nodes[id] = None;
+            self.free.push(id);
+            let Some(parent) = parent else {
+                self.roots.retain(|root| *root != id);
+                return;
+            };
+            self.node_mut(parent).children.retain(|child| *child != id);
+            id = parent;
+        }
+    }
+
+    /// A file is gone, or was no use.
+    pub fn forget_stored(&mut self, key: &Key) {
+        let found = self.nodes.iter().position(|node| {
+            node.as_ref().and_then(|node| node.stored.as_ref()).is_some_and(|stored| stored.key == *key)
+        });
+        if let Some(id) = found {
+            self.node_mut(id).stored = None;
+            self.prune(id);
+        }
+    }
+
+    /// Adds what a store holds: blocks whose parents it holds too.
+    pub fn add_stored(&mut self, mut stored: Vec<StoredBlock>) {
+        stored.sort_by_key(|block| block.file.first);
+        let mut by_key: HashMap<Key, NodeId> = HashMap::new();
+        for StoredBlock { file, parent, tokens } in stored {
+            let parent = match file.first {
+                0 => None,
+                _ => match by_key.get(&parent) {
+                    Some(id) if self.node(*id).tokens.len() == BLOCK => Some(*id),
+                    _ => continue,
+                },
+            };
+            let id = self.add(parent, &tokens);
+            debug_assert_eq!(self.node(id).key, file.key, "the reader compared them");
+            by_key.insert(file.key, id);
+            self.node_mut(id).stored = Some(file);
+        }
+    }
+
+    /// Blocks in memory that no file has, those of `first` first, and always behind the one that they rest on.
+    pub fn unsaved(&self, first: &[NodeId]) -> Vec<NodeId> {
+        let wants = |id: &NodeId| {
+            self.nodes[*id].as_ref().is_some_and(|node| node.block.is_some() && node.stored.is_none())
+        };
+        let mut all: Vec<NodeId> = first.iter().copied().filter(wants).collect();
+        let listed: HashSet<NodeId> = all.iter().copied().collect();
+        let mut next: Vec<NodeId> = self.roots.clone();
+        while let Some(id) = next.pop() {
+            if wants(&id) && !listed.contains(&id) {
+                all.push(id);
+            }
+            next.extend(&self.node(id).children);
+        }
+        all
+    }
+
+    /// What a file of this block has to say: its own key, that of the block before it, its first position.
+    pub fn place(&self, id: NodeId) -> (Key, Key, u64) {
+        let mut depth = 0;
+        let mut at = self.node(id).parent;
+        while let Some(parent) = at {
+            depth += 1;
+            at = self.node(parent).parent;
+        }
+        (self.node(id).key, self.parent_key(id), depth * BLOCK as u64)
+    }
+
+    /// Whether a block with this key is on disk.
+    pub fn is_stored(&self, key: &Key) -> bool {
+        self.nodes.iter().flatten().any(|node| node.key == *key && node.stored.is_some())
+    }
+
+    /// A block was written; returns the files that it made superfluous.
+    pub fn saved(&mut self, id: NodeId, file: Stored) -> Vec<Stored> {
+        let node = self.node_mut(id);
+        let mut superseded = std::mem::take(&mut node.superseded);
+        superseded.retain(|old| old.key != file.key);
+        node.stored = Some(file);
+        superseded
+    }
+
+    /// The nodes of `path` that are still there.
+    pub fn present(&self, path: &[NodeId]) -> Vec<NodeId> {
+        path.iter().copied().take_while(|id| self.nodes.get(*id).is_some_and(Option::is_some)).collect()
+    }
+}
+
+impl Node {
+    /// Keeps the hidden states of the last places: one where the prompt ended, one where the answer did.
+    fn keep_carry(&mut self, at: usize, carry: &[f32]) {
+        if self.carries.iter().any(|(place, _)| *place == at) {
+            return;
+        }
+        self.carries.push((at, carry.to_vec()));
+        self.carries.sort_by_key(|(place, _)| *place);
+        if self.carries.len() > CARRIES {
+            self.carries.remove(0);
+        }
+        // What a file has is older: it is written anew.
+        self.superseded.extend(self.stored.take());
+    }
+}
