@@ -574,7 +574,7 @@ fn store_config(
     kernels: Kernels,
 ) -> StoreConfig {
     let demands = plan.demand.layers.iter().zip(&plan.slots.quotas);
-    let rooms = Arc::new(Rooms::new(options.io.workers()));
+    let rooms = Arc::new(Rooms::new(options.io.workers(), options.threads()));
     let layers: BTreeMap<u32, LayerExperts> = table
         .iter()
         .zip(demands)

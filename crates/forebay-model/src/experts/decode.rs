@@ -3,6 +3,9 @@
 //! A record is read into the end of the slab that it will fill decoded. Then its matrices, from front to back, are
 //! copied out of the way, one at a time, and decoded to their places. So a thread that reads needs nothing beside the
 //! slab, and only those that decode at the moment need room for a matrix.
+//!
+//! The last expert of a layer is waited for from its last byte until it is decoded, in every layer. So a large matrix is
+//! decoded by several threads: they are there, for whoever computes waits too.
 
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,10 +18,17 @@ use forebay_store::record::Part;
 
 /// Threads that decode at a time, at most. They decode more than a disk delivers.
 const DECODERS: usize = 4;
+/// Threads that decode one matrix, at most, and bytes that are worth another one.
+const SHARES: usize = 4;
+const SHARE: usize = 1 << 20;
+/// Panels that are decoded side by side.
+const SIDE_BY_SIDE: usize = 4;
 
 /// Room for what is decoded at the moment, shared by the threads that read.
 #[derive(Debug)]
 pub struct Rooms {
+    /// Threads that may decode a matrix together.
+    shares: usize,
     state: Mutex<State>,
     returned: Condvar,
 }
@@ -32,10 +42,11 @@ struct State {
 }
 
 impl Rooms {
-    /// As many as `workers` threads need.
-    pub fn new(workers: usize) -> Self {
+    /// As many as `workers` threads need, where computing takes `threads`.
+    pub fn new(workers: usize, threads: usize) -> Self {
         let state = State { left: Self::count(workers), buffers: Vec::new() };
-        Self { state: Mutex::new(state), returned: Condvar::new() }
+        let shares = threads.clamp(1, SHARES);
+        Self { shares, state: Mutex::new(state), returned: Condvar::new() }
     }
 
     /// How many there are for `workers` threads.
@@ -157,10 +168,32 @@ impl Transform for DecodeExpert {
             };
             let shape = PanelShape::new(to.format, to.rows, to.cols);
             let view = CodedView::new(shape.ok_or("no panels")?, coded)?;
-            self.kernels.decode_panels(&view, 0..view.shape().panels(), &mut slab[to.codes.clone()]);
+            decode(self.kernels, &view, self.rooms.shares, &mut slab[to.codes.clone()]);
         }
         Ok(())
     }
+}
+
+/// Decodes a matrix into `out`, on so many threads if it is large enough for them.
+fn decode(kernels: Kernels, view: &CodedView<'_>, threads: usize, out: &mut [u8]) {
+    let shape = view.shape();
+    let threads = (out.len() / SHARE).clamp(1, threads);
+    let each = shape.panels().div_ceil(threads).next_multiple_of(SIDE_BY_SIDE);
+    let parts = Mutex::new(out.chunks_mut(each * shape.panel_bytes()).enumerate());
+    let work = || {
+        let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+        while let Some((at, out)) = next() {
+            let panels = at * each..at * each + out.len() / shape.panel_bytes();
+            kernels.decode_panels(view, panels, out);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            // A thread that the system has no room for leaves its part to the others.
+            _ = std::thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
+    });
 }
 
 #[cfg(test)]
@@ -239,7 +272,7 @@ mod tests {
     #[track_caller]
     fn comes_back(record: &Record, spare: usize, isa: Isa) -> usize {
         let Record { from, coded, to, decoded } = record;
-        let rooms = Arc::new(Rooms::new(1));
+        let rooms = Arc::new(Rooms::new(1, 3));
         let kernels = Kernels::with_isa(isa).unwrap();
         let transform = DecodeExpert::new(from.clone(), coded.len(), to.clone(), kernels, rooms.clone());
         let needed = room_len(from, coded.len(), to);
@@ -280,6 +313,20 @@ mod tests {
         }
     }
 
+    /// Large enough for several threads, with panels that do not divide evenly among them.
+    #[test]
+    fn a_large_matrix_is_decoded_by_several_threads() {
+        let format: Format = "int4-row".parse().unwrap();
+        // 128 bytes a row and its scale.
+        let rows = 3 * SHARE / 128 + 112;
+        assert_ne!(rows / 16 % 12, 0);
+        comes_back(
+            &record(format, [rows, 64, 64], [true; 3]),
+            0,
+            Isa::available().into_iter().last().unwrap(),
+        );
+    }
+
     /// The last matrix shrinks so much that the record lies far behind, and then the first ones do, and do not.
     #[test]
     fn a_record_whose_matrices_would_overwrite_each_other_is_copied_as_a_whole() {
@@ -299,7 +346,7 @@ mod tests {
         let mut record = record("int4-row".parse().unwrap(), [64, 64, 64], [true; 3]);
         let at = record.from[1].start;
         record.coded[at] ^= 1;
-        let rooms = Arc::new(Rooms::new(8));
+        let rooms = Arc::new(Rooms::new(8, 1));
         let Record { from, coded, to, .. } = &record;
         let kernels = Kernels::with_isa(Isa::Scalar).unwrap();
         let transform = DecodeExpert::new(from.clone(), coded.len(), to.clone(), kernels, rooms.clone());
@@ -315,7 +362,7 @@ mod tests {
     /// More threads than rooms: all get one in the end, and never more at a time than there are.
     #[test]
     fn rooms_are_shared_and_no_more_than_planned() {
-        let rooms = Rooms::new(3);
+        let rooms = Rooms::new(3, 1);
         let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             for _ in 0..12 {
