@@ -3,9 +3,13 @@
 
 mod control;
 mod foretold;
+mod known;
+mod look_up;
 
-pub use control::{Controller, Forecast, Observed};
+pub use control::{Choice, Controller, Forecast, Observed, Offers};
 pub use foretold::Foretold;
+pub use known::{Known, KnownError};
+pub use look_up::{Match, Repeated, look_up};
 
 /// The deepest draft: a verifying pass has one row more.
 pub const MAX_DEPTH: usize = 8;
@@ -18,8 +22,8 @@ pub enum Drafting {
     Off,
     /// As many as measurements say is fastest, none included.
     Auto,
-    /// Always so many, at most [`MAX_DEPTH`]: by the MTP layer if the model has one, else looked up in what was
-    /// said before.
+    /// Always so many, at most [`MAX_DEPTH`]: by the MTP layer if it is loaded, else looked up in what was said
+    /// before.
     Depth(usize),
 }
 
@@ -33,6 +37,16 @@ impl std::fmt::Display for Drafting {
     }
 }
 
+/// Where drafts come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Source {
+    /// The MTP layer, or whatever stands in for it.
+    #[default]
+    Model,
+    /// What followed the same tokens earlier, by how many they were.
+    Text(Repeated),
+}
+
 /// What became of drafts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DraftStats {
@@ -44,6 +58,10 @@ pub struct DraftStats {
     pub accepted: u64,
     /// By how many drafts were accepted: passes that verified any.
     pub passes: [u64; MAX_DEPTH + 1],
+    /// Of the verified ones, those that were looked up in the text so far.
+    pub looked_up: u64,
+    /// Of the looked-up ones, those that were right.
+    pub looked_up_accepted: u64,
     /// Tokens that a grammar forced and that were verified as drafts; not among those above.
     pub forced: u64,
     /// Those of them that were right.
@@ -56,6 +74,8 @@ impl DraftStats {
         self.proposed += other.proposed;
         self.verified += other.verified;
         self.accepted += other.accepted;
+        self.looked_up += other.looked_up;
+        self.looked_up_accepted += other.looked_up_accepted;
         self.forced += other.forced;
         self.forced_accepted += other.forced_accepted;
         self.passes.iter_mut().zip(other.passes).for_each(|(all, more)| *all += more);
@@ -68,52 +88,10 @@ impl DraftStats {
             self.verified += seen.verified as u64;
             self.accepted += seen.accepted as u64;
             self.passes[seen.accepted.min(MAX_DEPTH)] += 1;
+            if let Source::Text(_) = seen.source {
+                self.looked_up += seen.verified as u64;
+                self.looked_up_accepted += seen.accepted as u64;
+            }
         }
-    }
-}
-
-/// Drafts into `drafts` what followed the last two tokens where they last stood side by side, up to `depth` tokens.
-///
-/// `said` and then `next` are all tokens so far.
-pub fn look_up(said: &[u32], next: u32, depth: usize, drafts: &mut Vec<u32>) {
-    drafts.clear();
-    let Some(&before) = said.last().filter(|_| said.len() >= 3) else { return };
-    let all = |at: usize| said.get(at).copied().unwrap_or(next);
-    let last = said.len();
-    // `next` stands at `last`. Two tokens at least follow an earlier pair, else the text only repeats one token.
-    let found = (1..last - 1).rev().find(|&at| said[at] == next && said[at - 1] == before);
-    let Some(found) = found else { return };
-    drafts.extend((found + 1..=last).take(depth).map(all));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Decode spec D-06.
-    #[test]
-    fn published_lookups() {
-        let cases: [(&[u32], &[u32]); 5] = [
-            (&[5, 6, 7, 8, 5, 6, 9, 5, 6], &[9, 5, 6]),
-            (&[1, 2, 1, 2], &[1, 2]),
-            (&[7, 7, 7, 7, 7], &[7, 7]),
-            (&[1, 2, 1], &[]),
-            (&[1, 2, 3, 4], &[]),
-        ];
-        for (tokens, want) in cases {
-            let (next, said) = tokens.split_last().unwrap();
-            let mut drafts = vec![99];
-            look_up(said, *next, 4, &mut drafts);
-            assert_eq!(drafts, want, "{tokens:?}");
-        }
-    }
-
-    #[test]
-    fn never_deeper_than_asked_for() {
-        let mut drafts = Vec::new();
-        look_up(&[1, 2, 3, 4, 5, 6, 7, 1], 2, 3, &mut drafts);
-        assert_eq!(drafts, [3, 4, 5]);
-        look_up(&[1, 2, 3, 1], 2, 0, &mut drafts);
-        assert!(drafts.is_empty());
     }
 }

@@ -134,9 +134,17 @@ impl EngineOptions {
         self.threads.unwrap_or_else(Team::default_threads).max(1)
     }
 
-    /// Whether the MTP layer of this model drafts.
-    fn uses_mtp(&self, snapshot: &Snapshot) -> bool {
-        snapshot.mtp_part.is_some() && self.drafting != Drafting::Off
+    /// The plan of a run. Where tokens need not be drafted and there is no room for the MTP layer, it stays out.
+    fn plan(&self, snapshot: &Snapshot, memory: &MemoryInfo) -> Result<Plan, PlanError> {
+        let request = self.plan_request(snapshot);
+        let planned = plan::plan(snapshot, &request, memory);
+        if !request.mtp || self.drafting != Drafting::Auto {
+            return planned;
+        }
+        let without = plan::plan(snapshot, &PlanRequest { mtp: false, ..request }, memory);
+        let (Ok(mut planned), Ok(Plan { minimum, .. })) = (planned, &without) else { return without };
+        planned.minimum = planned.minimum.min(*minimum);
+        Ok(planned)
     }
 
     fn kernels(&self) -> Result<Kernels, IsaUnavailable> {
@@ -156,7 +164,7 @@ impl EngineOptions {
             io_workers: self.io.workers(),
             staging: None,
             embedding: self.embedding,
-            mtp: self.uses_mtp(snapshot),
+            mtp: snapshot.mtp_part.is_some() && self.drafting != Drafting::Off,
             expert_slots: self.expert_slots,
             // An instruction set that is not there is refused elsewhere.
             decodes_fast: self.kernels().is_ok_and(Kernels::decodes_fast),
@@ -258,8 +266,7 @@ impl Inspection {
     pub fn of(snapshot: Snapshot, options: &EngineOptions, what_if: WhatIf) -> Self {
         let memory =
             what_if.machine.map_or_else(MemoryInfo::read, |ByteSize(total)| MemoryInfo::assumed(total));
-        let request = options.plan_request(&snapshot);
-        let plan = plan::plan(&snapshot, &request, &memory).map_err(|error| match error {
+        let plan = options.plan(&snapshot, &memory).map_err(|error| match error {
             // On an assumed machine nothing runs that could be closed.
             PlanError::MoreThanAvailable { planned, available, minimum } if what_if.machine.is_some() => {
                 PlanError::MoreThanMachine { planned, machine: available, minimum }
@@ -354,7 +361,7 @@ impl Engine {
     ) -> Result<Self, OpenError> {
         let kernels = options.kernels()?;
         let memory = MemoryInfo::read();
-        let plan = plan::plan(&snapshot, &options.plan_request(&snapshot), &memory)?;
+        let plan = options.plan(&snapshot, &memory)?;
         snapshot.experts.slots = plan.expert_slots();
         reserve(plan.kv.saturating_add(plan.work))?;
         let paths: Vec<_> = snapshot.catalog.shards().iter().map(|shard| &shard.path).collect();
@@ -364,7 +371,13 @@ impl Engine {
             way.access = Access::Uncached;
         }
         let mut notes = opened.notes;
-        let parts = LoadedParts { embedding: plan.embedding_place, mtp: options.uses_mtp(&snapshot) };
+        if options.drafting == Drafting::Auto && snapshot.mtp_part.is_some() && plan.mtp == 0 {
+            notes.push(
+                "the MTP layer does not fit into the memory budget and is left out; drafts come from the text only"
+                    .to_owned(),
+            );
+        }
+        let parts = LoadedParts { embedding: plan.embedding_place, mtp: plan.mtp > 0 };
         let total = Model::bytes_to_read(&snapshot, parts);
         let model = Model::load(&snapshot, &opened.shards, parts, &mut |done| progress(done, total))?;
         let largest_expert = ModelFacts::of(&snapshot).largest_expert;
@@ -503,6 +516,11 @@ impl Engine {
     pub fn set_drafting(&mut self, drafting: Drafting) {
         self.options.drafting = drafting;
         self.drafting = Controller::default();
+    }
+
+    /// Goes on drafting with what is known from elsewhere.
+    pub fn set_controller(&mut self, controller: Controller) {
+        self.drafting = controller;
     }
 
     /// What is known about drafting with this model so far.

@@ -242,9 +242,9 @@ fn capability_json(capability: &Capability) -> Value {
     json!({"active": capability.is_active(), "detail": capability.to_string()})
 }
 
-/// A layer that could draft is not one that does: the engine loads none yet.
+/// Whether the layer could draft; whether it does is chosen when the model is run.
 fn mtp_state(mtp: &Capability) -> String {
-    if mtp.is_active() { "complete; drafts with --draft".to_owned() } else { mtp.to_string() }
+    if mtp.is_active() { "complete; drafts unless --draft off".to_owned() } else { mtp.to_string() }
 }
 
 fn formats_json(formats: &Formats) -> Value {

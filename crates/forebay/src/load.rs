@@ -12,6 +12,7 @@ use crate::args::DiskArgs;
 use crate::console;
 use crate::failure::Failure;
 use crate::inspect;
+use crate::learnt::Learnt;
 use crate::progress::{Progress, Unit};
 use crate::tune;
 use crate::usage::Usage;
@@ -56,6 +57,8 @@ pub struct Loaded {
     pub load_time: Duration,
     /// What earlier runs used.
     usage: Option<Usage>,
+    /// What earlier runs found out about drafting.
+    learnt: Option<Learnt>,
 }
 
 impl Loaded {
@@ -71,15 +74,19 @@ impl Loaded {
         let found = found.map_or_else(|| inspect_folder(&dir, &options), Ok)?;
         let mut engine = open_found(found, options, &disk.mirror)?;
         let usage = Usage::begin(&dir, &mut engine);
+        let learnt = Learnt::begin(&dir, &mut engine);
         let stops = StopSet::new(engine.stop_ids().iter().copied(), &text.tokenizer);
         let roots = roots(&dir, &disk.mirror);
-        Ok(Self { dir, roots, engine, text, stops, load_time: started.elapsed(), usage })
+        Ok(Self { dir, roots, engine, text, stops, load_time: started.elapsed(), usage, learnt })
     }
 
-    /// Remembers for later runs what this one used.
+    /// Remembers for later runs what this one used and found out.
     pub fn remember(&mut self) {
         if let Some(usage) = self.usage.take() {
             usage.end(&mut self.engine);
+        }
+        if let Some(learnt) = &self.learnt {
+            learnt.end(&self.engine);
         }
     }
 }

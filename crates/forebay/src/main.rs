@@ -27,6 +27,7 @@ mod hindsight;
 mod identity;
 mod inspect;
 mod interrupt;
+mod learnt;
 mod load;
 mod outputs;
 mod pack;

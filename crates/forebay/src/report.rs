@@ -77,6 +77,8 @@ fn drafts_json(drafts: &DraftStats) -> Value {
         "verified": drafts.verified,
         "accepted": drafts.accepted,
         "passes_by_accepted": drafts.passes,
+        "looked_up": drafts.looked_up,
+        "looked_up_accepted": drafts.looked_up_accepted,
         "forced": drafts.forced,
         "forced_accepted": drafts.forced_accepted,
     })

@@ -1,5 +1,6 @@
 //! Drafting and verifying: what a session guesses at, and what of it stays (docs/drafting.md).
 
+use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
@@ -9,7 +10,7 @@ use forebay_model::{ForwardError, Trace, logits, mtp};
 
 use super::{Event, GenerateError, PassStats, Session, Token};
 use crate::choose::{Choice, Chooser};
-use crate::draft::{Drafting, MAX_DEPTH, Observed, look_up};
+use crate::draft::{Choice as Draft, Drafting, MAX_DEPTH, Match, Observed, Offers, Source, look_up};
 use crate::engine::Engine;
 
 /// What was chosen behind the rows of a pass.
@@ -57,16 +58,11 @@ impl Session {
     ) -> Result<Observed, GenerateError> {
         let started = Instant::now();
         let room = (self.kv.capacity() - self.kv.len()).saturating_sub(2);
-        let depth = match engine.options().drafting {
-            Drafting::Off => 0,
-            Drafting::Depth(depth) => depth.min(MAX_DEPTH),
-            // What cannot be verified need not be drafted.
-            Drafting::Auto => engine.drafting.depth().min(left).min(room),
-        };
-        let drafted = self.draft(engine, next, depth, cancel)?.len();
+        let choice = self.choose_drafts(engine, next, &[], left.min(room));
+        let drafted = self.draft_behind(engine, next, &[], choice, cancel)?.len();
         self.drafts.truncate(left.min(room));
         let (verified, drafting) = (self.drafts.len(), started.elapsed());
-        Ok(Observed { drafted, verified, drafting, ..Observed::default() })
+        Ok(Observed { source: choice.source, drafted, verified, drafting, ..Observed::default() })
     }
 
     /// What may follow `next` behind the tokens in the cache: up to `depth` tokens, none if nothing can be said. A
@@ -78,16 +74,37 @@ impl Session {
         depth: usize,
         cancel: &CancelToken,
     ) -> Result<&[u32], GenerateError> {
-        self.draft_behind(engine, next, &[], depth, cancel)
+        let choice = self.offers(engine, next, &[], depth).first(depth);
+        self.draft_behind(engine, next, &[], choice, cancel)
     }
 
-    /// The same, where `given` is known to come behind `next`: what may follow both.
+    /// What could be drafted behind `next` and `given`, `most` tokens at most.
+    fn offers(&self, engine: &Engine, next: u32, given: &[u32], most: usize) -> Offers {
+        if self.foretold.is_some() {
+            return Offers::model(most);
+        }
+        let (said, last) = behind(&self.tokens, next, given);
+        let text = Match::find(&said, last).map(|found| (found.repeated, found.len.min(most)));
+        Offers { model: if engine.has_mtp() { most } else { 0 }, text }
+    }
+
+    /// What to draft behind `next` and `given` as the engine was told to, of which at most `most` tokens can be verified.
+    pub(super) fn choose_drafts(&self, engine: &Engine, next: u32, given: &[u32], most: usize) -> Draft {
+        match engine.options().drafting {
+            Drafting::Off => Draft::default(),
+            Drafting::Depth(depth) => self.offers(engine, next, given, MAX_DEPTH).first(depth),
+            // What cannot be verified need not be drafted.
+            Drafting::Auto => engine.drafting.choose(&self.offers(engine, next, given, most)),
+        }
+    }
+
+    /// Drafts `choice` behind `next` and `given`, which is known to come behind it.
     pub(super) fn draft_behind(
         &mut self,
         engine: &mut Engine,
         next: u32,
         given: &[u32],
-        depth: usize,
+        Draft { source, depth }: Draft,
         cancel: &CancelToken,
     ) -> Result<&[u32], GenerateError> {
         self.drafts.clear();
@@ -98,26 +115,23 @@ impl Session {
             foretold.draft(self.tokens.len() + given.len(), depth, &mut self.drafts);
             return Ok(&self.drafts);
         }
+        if let Source::Text(_) = source {
+            let (said, last) = behind(&self.tokens, next, given);
+            look_up(&said, last, depth, &mut self.drafts);
+            return Ok(&self.drafts);
+        }
         let room = self.kv.len()..self.kv.len() + depth;
-        if engine.has_mtp() && engine.prefixes.make_room(&mut self.kv, room).is_err() {
+        if engine.prefixes.make_room(&mut self.kv, room).is_err() {
             // The pass to come says so, unless it needs less.
             return Ok(&self.drafts);
         }
         let (ctx, store) = engine.split();
-        if ctx.model.mtp.is_some() {
-            let (kv, ws) = (&mut self.kv, &mut self.workspace);
-            match mtp::draft(ctx, store, kv, next, given, depth, cancel, ws, &mut self.drafts) {
-                // The pass to come notices by itself.
-                Ok(()) | Err(ForwardError::Cancelled) => {}
-                Err(other) => return Err(other.into()),
-            }
-        } else if let Some((last, between)) = given.split_last() {
-            let said: Vec<u32> = self.tokens.iter().chain([&next]).chain(between).copied().collect();
-            look_up(&said, *last, depth, &mut self.drafts);
-        } else {
-            look_up(&self.tokens, next, depth, &mut self.drafts);
+        let (kv, ws) = (&mut self.kv, &mut self.workspace);
+        match mtp::draft(ctx, store, kv, next, given, depth, cancel, ws, &mut self.drafts) {
+            // The pass to come notices by itself.
+            Ok(()) | Err(ForwardError::Cancelled) => Ok(&self.drafts),
+            Err(other) => Err(other.into()),
         }
-        Ok(&self.drafts)
     }
 
     /// One pass over `next` and the drafts; what of it is right is in the cache afterwards, as far as the caller did not
@@ -214,6 +228,14 @@ fn judge_row(
         }
         Some(Ok(other)) => Some(Some(other)),
         Some(Err(_)) | None => Some(None),
+    }
+}
+
+/// The tokens up to the last of `given`, which come behind `tokens` and `next`, and that last one.
+fn behind<'a>(tokens: &'a [u32], next: u32, given: &[u32]) -> (Cow<'a, [u32]>, u32) {
+    match given.split_last() {
+        None => (tokens.into(), next),
+        Some((last, between)) => ([tokens, &[next], between].concat().into(), *last),
     }
 }
 

@@ -7,7 +7,7 @@ use forebay_core::CancelToken;
 use super::drafts::Verified;
 use super::{GenerateError, Session};
 use crate::choose::Chooser;
-use crate::draft::{DraftStats, Drafting, MAX_DEPTH, Observed};
+use crate::draft::{Choice, DraftStats, MAX_DEPTH, Observed};
 use crate::engine::Engine;
 
 /// Most forced tokens of a pass: from some number on, more rows bring no more speed.
@@ -55,15 +55,12 @@ impl Session {
         cancel: &CancelToken,
     ) -> Result<Observed, GenerateError> {
         let started = Instant::now();
-        let depth = match engine.options().drafting {
-            Drafting::Off => 0,
-            Drafting::Depth(depth) => depth.min(MAX_DEPTH),
-            Drafting::Auto => engine.drafting.depth(),
-        };
-        let more = depth.min(room).saturating_sub(forced.len());
-        let drafted = self.draft_behind(engine, next, forced, more, cancel)?.len();
+        let choice = self.choose_drafts(engine, next, forced, MAX_DEPTH);
+        let depth = choice.depth.min(room).saturating_sub(forced.len());
+        let choice = Choice { depth, ..choice };
+        let drafted = self.draft_behind(engine, next, forced, choice, cancel)?.len();
         self.drafts.splice(..0, forced.iter().copied());
-        Ok(Observed { drafted, drafting: started.elapsed(), ..Observed::default() })
+        Ok(Observed { source: choice.source, drafted, drafting: started.elapsed(), ..Observed::default() })
     }
 }
 

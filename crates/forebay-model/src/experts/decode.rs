@@ -320,11 +320,7 @@ mod tests {
         // 128 bytes a row and its scale.
         let rows = 3 * SHARE / 128 + 112;
         assert_ne!(rows / 16 % 12, 0);
-        comes_back(
-            &record(format, [rows, 64, 64], [true; 3]),
-            0,
-            Isa::available().into_iter().last().unwrap(),
-        );
+        comes_back(&record(format, [rows, 64, 64], [true; 3]), 0, Isa::available().last().unwrap());
     }
 
     /// The last matrix shrinks so much that the record lies far behind, and then the first ones do, and do not.

@@ -40,8 +40,8 @@ pub enum BenchWhat {
     /// Measure what drafting is worth, with fixed depths and with --draft auto
     ///
     /// The same greedy answer is generated in turns with every depth, from the model's own drafts or from drafts that are
-    /// right as often as --acceptance says. --draft auto begins every turn knowing nothing. docs/drafting.md says how
-    /// to read the result.
+    /// right as often as --acceptance says. --draft auto begins every turn knowing nothing, or what earlier turns found
+    /// out with --learnt. docs/drafting.md says how to read the result.
     Drafts(BenchDraftsArgs),
     /// Replay which experts a model used against every cache policy and the best cache possible
     ///
@@ -96,6 +96,9 @@ pub struct BenchDraftsArgs {
     /// Take prompts from the lines of this file [default: made up]
     #[arg(long, value_name = "PATH")]
     pub text: Option<PathBuf>,
+    /// Let auto begin with what it found out in an earlier turn with drafts as good, as later answers of a run do
+    #[arg(long)]
+    pub learnt: bool,
     /// Turns of each way; the median counts
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub rounds: u16,

@@ -87,12 +87,12 @@ pub struct SizeArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Model and machine")]
 pub struct DraftArgs {
-    /// Tokens to draft and then verify in one pass, 1 to 8, auto or off: by the model's MTP layer if it has one, else
-    /// looked up in the text so far; auto drafts as many as measurements say is fastest
+    /// Tokens to draft and then verify in one pass: auto, off, or 1 to 8
     ///
-    /// Answers stay the same, token for token. It pays where drafts are mostly right and most experts are in memory:
-    /// every row of a pass may want other experts from the disk.
-    #[arg(long, value_name = "N", default_value = "off", value_parser = drafting)]
+    /// Answers stay the same, token for token. Drafts come from the model's MTP layer or, where it has none, from what
+    /// followed the same words earlier in the text; auto takes whichever promises more, and as many tokens as
+    /// measurements say is fastest, none included. Every row of a pass may want other experts from the disk.
+    #[arg(long, value_name = "N", default_value = "auto", value_parser = drafting)]
     pub draft: Drafting,
 }
 

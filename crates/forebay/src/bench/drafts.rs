@@ -1,12 +1,12 @@
 //! `forebay bench drafts`: what drafting is worth, by how often drafts are right and how deep they are.
 //!
 //! The same greedy answer is generated in turns without drafts, with fixed depths and under the controller, which
-//! begins every turn knowing nothing. With `--acceptance` drafts come from the answer itself and err as often as wanted.
+//! begins every turn knowing nothing, or with `--learnt` what it found out in the turns before. With `--acceptance` drafts come from the answer itself and err as often as wanted.
 
 use std::path::Path;
 
 use forebay_core::{ByteSize, CancelToken};
-use forebay_engine::draft::Foretold;
+use forebay_engine::draft::{Controller, Foretold};
 use forebay_engine::{DraftStats, Drafting, Engine, Finish, Outcome, Request, Sampling, Session};
 use serde_json::{Value, json};
 
@@ -40,6 +40,8 @@ struct Way {
 struct World {
     acceptance: Option<f64>,
     ways: Vec<Way>,
+    /// What the controller found out so far.
+    learnt: Controller,
 }
 
 /// Runs the verb.
@@ -101,6 +103,7 @@ fn worlds(args: &BenchDraftsArgs) -> Vec<World> {
     let world = |acceptance| World {
         acceptance,
         ways: ways.iter().map(|&drafting| Way { drafting, turns: Vec::new() }).collect(),
+        learnt: Controller::default(),
     };
     acceptances.into_iter().map(world).collect()
 }
@@ -122,35 +125,61 @@ fn measure(
     for round in 0..usize::from(args.rounds) {
         for world in &mut *worlds {
             let count = world.ways.len();
+            if args.learnt && round == 0 {
+                // A turn to learn from.
+                let seed = u64::from(args.rounds) + 1;
+                world.turn(engine, &mut session, prompt, &answer, Drafting::Auto, (seed, true), cancel)?;
+            }
             for turn in 0..count {
                 // Every way comes first as often as last.
-                let way = &mut world.ways[(turn + round) % count];
-                engine.set_drafting(way.drafting);
-                let seed = round as u64 + 1;
-                session.foretell(
-                    world.acceptance.map(|right| Foretold::new(prompt.len(), answer.clone(), right, seed)),
-                );
-                session.reuse(prompt);
-                let before = session.tokens().len();
-                let (again, outcome) =
-                    generate(engine, &mut session, &prompt[before..], args.tokens, cancel)?;
-                if again != answer {
-                    return Err(Failure::runtime(format!(
-                        "with --draft {} another answer came out; please report this",
-                        way.drafting
-                    )));
-                }
-                let stats = outcome.stats;
-                way.turns.push(Turn {
-                    rate: report::decode_rate(&stats).unwrap_or(f64::NAN),
-                    bytes: stats.decode_experts.step_bytes() as f64 / stats.decoded().max(1) as f64,
-                    drafts: stats.drafts,
-                });
+                let at = (turn + round) % count;
+                let (drafting, how) = (world.ways[at].drafting, (round as u64 + 1, args.learnt));
+                let turn = world.turn(engine, &mut session, prompt, &answer, drafting, how, cancel)?;
+                world.ways[at].turns.push(turn);
                 step();
             }
         }
     }
     Ok(())
+}
+
+impl World {
+    /// Generates `answer` again. `how` is the seed of the drafts and whether the controller keeps what it knows.
+    #[allow(clippy::too_many_arguments)] // The bench's state, and what differs from turn to turn.
+    fn turn(
+        &mut self,
+        engine: &mut Engine,
+        session: &mut Session,
+        prompt: &[u32],
+        answer: &[u32],
+        drafting: Drafting,
+        (seed, learnt): (u64, bool),
+        cancel: &CancelToken,
+    ) -> Result<Turn, Failure> {
+        engine.set_drafting(drafting);
+        if learnt && drafting == Drafting::Auto {
+            engine.set_controller(self.learnt.clone());
+        }
+        let foretold = |right| Foretold::new(prompt.len(), answer.to_vec(), right, seed);
+        session.foretell(self.acceptance.map(foretold));
+        session.reuse(prompt);
+        let before = session.tokens().len();
+        let (again, outcome) = generate(engine, session, &prompt[before..], answer.len() as u32, cancel)?;
+        if again != answer {
+            return Err(Failure::runtime(format!(
+                "with --draft {drafting} another answer came out; please report this"
+            )));
+        }
+        if drafting == Drafting::Auto {
+            self.learnt = engine.drafting().clone();
+        }
+        let stats = outcome.stats;
+        Ok(Turn {
+            rate: report::decode_rate(&stats).unwrap_or(f64::NAN),
+            bytes: stats.decode_experts.step_bytes() as f64 / stats.decoded().max(1) as f64,
+            drafts: stats.drafts,
+        })
+    }
 }
 
 fn generate(

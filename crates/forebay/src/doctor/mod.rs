@@ -5,7 +5,7 @@ mod machine;
 use std::fmt::Write;
 
 use forebay_core::ByteSize;
-use forebay_engine::{EngineOptions, Plan, PlanError, WhatIf};
+use forebay_engine::{Drafting, EngineOptions, Plan, PlanError, WhatIf};
 use forebay_kernels::{Isa, Kernels, Team};
 use serde_json::json;
 
@@ -23,7 +23,8 @@ pub fn run(args: &DoctorArgs) -> Result<(), Failure> {
     let kernels = Kernels::detect();
     let advice = advice(&machine, kernels.isa(), Team::default_threads(), cfg!(debug_assertions));
     let model = settings::named_model(args.model.as_deref());
-    let look = model.map(|dir| plan::look(&dir, EngineOptions::default(), WhatIf::default())).transpose()?;
+    let usual = EngineOptions { drafting: Drafting::Auto, ..EngineOptions::default() };
+    let look = model.map(|dir| plan::look(&dir, usual, WhatIf::default())).transpose()?;
     let plan = look.map(|look| look.found.plan);
     let mut out = Output::new();
     match args.json {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_core::ByteSize;
-use forebay_engine::EngineOptions;
+use forebay_engine::{Drafting, EngineOptions};
 use forebay_hub::get::{GetError, Hub, Prepared, RemoteFile, Watch};
 use serde_json::{Value, json};
 
@@ -125,7 +125,8 @@ fn plan(hub: &Hub, prepared: &Prepared<'_>, watch: &Watch<'_>) -> Result<Memory,
     for (file, header) in weights.iter().zip(&headers) {
         sketch.write(&file.name, header, file.size)?;
     }
-    let found = forebay_engine::inspect(&sketch.0, &EngineOptions::default());
+    let usual = EngineOptions { drafting: Drafting::Auto, ..EngineOptions::default() };
+    let found = forebay_engine::inspect(&sketch.0, &usual);
     // Its path means nothing to the user.
     let sketched = format!("{}", sketch.0.display());
     let named = |text: String| Unplanned::Because(text.replace(&sketched, prepared.listing().repo.as_str()));

@@ -83,7 +83,7 @@ fn model(page: &mut Page, found: &Inspection) {
     );
     if facts.mtp_experts > 0 {
         let all = ByteSize(facts.mtp_dense_bytes + facts.mtp_expert_bytes);
-        page.row("", format_args!("{all} in an MTP layer, which drafts with --draft"));
+        page.row("", format_args!("{all} in an MTP layer, which drafts unless --draft off"));
     }
 }
 

@@ -197,7 +197,19 @@ fn a_recording_is_replayed_and_exported() {
     let (trace, text) = (dir.path().join("trace"), dir.path().join("text"));
     let memory = crate::support::smallest_memory(&["--context", "64"]);
     // A token a pass, so that what each chose is what was looked up.
-    let run = ["run", "--json", "--context", "64", "--chunk", "1", "--max-tokens", "6", "--memory"];
+    let run = [
+        "run",
+        "--json",
+        "--draft",
+        "off",
+        "--context",
+        "64",
+        "--chunk",
+        "1",
+        "--max-tokens",
+        "6",
+        "--memory",
+    ];
     let run =
         forebay(&[&run[..], &[&memory, "--route-trace", arg(&trace), "Tell me a story."]].concat()).ok();
     let experts = &run.json()["experts"];

@@ -43,8 +43,8 @@ fn the_toy_is_described_as_its_generator_says() {
     let sum: u64 = parts.iter().map(|part| plan[part].as_u64().unwrap()).sum();
     assert_eq!(plan["total"], sum);
     assert!(plan["total"].as_u64() <= plan["budget"].as_u64());
-    // Everything fits into 200 MB.
-    assert_eq!(plan["slots_per_layer"], json!([256, 256, 256, 256]));
+    // Everything fits into 200 MB, the MTP layer too.
+    assert_eq!(plan["slots_per_layer"], json!([256, 256, 256, 256, 256]));
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod convert;
 mod convert_hub;
 mod damage;
 mod doctor;
+mod drafts;
 mod errors;
 mod files;
 mod get;

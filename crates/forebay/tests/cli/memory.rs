@@ -80,12 +80,14 @@ fn the_bundled_model_keeps_to_its_plan() {
         fs::write(&file, json!(tokens).to_string()).unwrap();
         for dir in [demo(), without.path().to_owned()] {
             let free = ["--context", context, "--threads", threads, "--chunk", "96"];
-            let found = plan(&dir, &free);
+            // Scoring drafts nothing.
+            let scoring = |options: &[&str]| plan(&dir, &[options, &["--draft", "off"]].concat());
+            let found = scoring(&free);
             let (least, all) = (number(&found["minimum"]), number(&found["everything"]));
             for budget in [least, (least + all) / 2, all] {
                 let memory = budget.to_string();
                 let options = [&free[..], &["--memory", &memory]].concat();
-                let planned = number(&plan(&dir, &options)["total"]);
+                let planned = number(&scoring(&options)["total"]);
                 assert!(planned <= budget);
                 let score = ["score", "--json", "--ids", arg(&file), "--model", arg(&dir)];
                 let (done, peak) = measured(&[&score[..], &options[..]].concat());

@@ -17,7 +17,7 @@ fn glm_on_24_gb_is_planned_from_its_headers() {
     let dir = glm();
     let machine = ["plan", arg(dir.path()), "--machine-memory", "24G", "--context", "4096"];
     let rates = ["--disk-rate", "7G", "--memory-rate", "90G"];
-    let found = forebay(&[&machine[..], &rates[..], &["--json"]].concat()).ok().json();
+    let found = forebay(&[&machine[..], &rates[..], &["--draft", "off", "--json"]].concat()).ok().json();
     assert_eq!(found["schema_version"], 1);
     let model = &found["model"];
     assert_eq!((&model["tensors"], &model["dense_bytes"]), (&json!(118_478), &json!(10_592_313_856u64)));
@@ -31,7 +31,7 @@ fn glm_on_24_gb_is_planned_from_its_headers() {
     assert_eq!(plan["outlook"]["half"], Value::Null);
     assert_eq!(found["machine"]["assumed"], true);
 
-    let text = forebay(&[&machine[..], &rates[..]].concat()).ok().stdout;
+    let text = forebay(&[&machine[..], &rates[..], &["--draft", "off"]].concat()).ok().stdout;
     for part in [
         "10.59 GB that every token uses",
         "of which a token uses 600",
@@ -49,6 +49,8 @@ fn glm_on_24_gb_is_planned_from_its_headers() {
     // One slot in each of 76 layers, with the two pages that a direct read brings beside an expert.
     let row = 1_456_439_296 + 76 * 8192;
     assert_eq!((&mtp["plan"]["mtp"], &mtp["plan"]["slot_row"]), (&json!(284_972_288), &json!(row)));
+    let usual = forebay(&[&machine[..], &["--json"]].concat()).ok().json();
+    assert_eq!(usual["plan"]["slots_per_layer"], mtp["plan"]["slots_per_layer"], "the default is auto");
 }
 
 #[test]
