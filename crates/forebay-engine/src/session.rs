@@ -17,6 +17,7 @@ use crate::choose::{Choice, Chooser};
 use crate::draft::{DraftStats, Foretold};
 use crate::engine::Engine;
 use crate::sample::{SampleError, Sampling, argmax, log_probability};
+pub(crate) use forced::Proposed;
 pub use prefixes::Reused;
 
 /// What to generate.
