@@ -33,6 +33,9 @@ struct Script {
     cancel_at: Option<usize>,
 }
 
+/// A token, and the bits of its log-probabilities.
+type Bits = (u32, Vec<u64>);
+
 /// What a job is told.
 type Told = Arc<Mutex<Vec<(u64, JobEvent)>>>;
 
@@ -69,7 +72,7 @@ fn is_end(event: &JobEvent) -> bool {
 /// The tokens of a job with their log-probabilities, bit by bit, and how it ended; exactly one event says that, and it is
 /// the last one.
 #[track_caller]
-fn answer(told: &Told) -> (Vec<(u32, Vec<u64>)>, Result<Finish, String>) {
+fn answer(told: &Told) -> (Vec<Bits>, Result<Finish, String>) {
     let told = told.lock().unwrap();
     assert_eq!(told.iter().filter(|(_, event)| is_end(event)).count(), 1, "{told:?}");
     let tokens = told.iter().filter_map(|(_, event)| match event {
@@ -84,7 +87,7 @@ fn answer(told: &Told) -> (Vec<(u32, Vec<u64>)>, Result<Finish, String>) {
     (tokens.collect(), end)
 }
 
-fn bits(token: &Token) -> (u32, Vec<u64>) {
+fn bits(token: &Token) -> Bits {
     let logprobs = token.logprobs.as_ref().unwrap();
     let top = logprobs.top.iter().flat_map(|(id, value)| [u64::from(*id), value.to_bits()]);
     (token.id, std::iter::once(logprobs.chosen.to_bits()).chain(top).collect())
@@ -111,7 +114,7 @@ fn run(engine: Engine, limits: Limits, scripts: &[Script]) -> (Vec<Told>, Engine
 }
 
 /// What a job gets alone.
-fn alone(engine: &mut Engine, script: &Script) -> Result<Vec<(u32, Vec<u64>)>, GenerateError> {
+fn alone(engine: &mut Engine, script: &Script) -> Result<Vec<Bits>, GenerateError> {
     let mut session = Session::new(engine);
     let Script { prompt, tokens, sampling, .. } = script;
     let request = Request { prompt, max_tokens: *tokens, sampling: sampling.clone(), stops: &[] };
@@ -126,7 +129,7 @@ fn alone(engine: &mut Engine, script: &Script) -> Result<Vec<(u32, Vec<u64>)>, G
 }
 
 fn limits(running: usize) -> Limits {
-    Limits { queue: 64, running, warm_up: false, ..Limits::default() }
+    Limits { queue: 64, running, warm_up: false }
 }
 
 fn toy_dir() -> tempfile::TempDir {
@@ -278,11 +281,12 @@ fn an_expert_that_cannot_be_read_ends_those_that_chose_it() {
     let options = streaming(dir.path(), options);
     let size = std::fs::metadata(shard_of(dir.path())).unwrap().len();
     let (mut good, mut failed, mut mixed) = (0, 0, 0);
-    for round in 0..16u64 {
+    for round in 0..40u64 {
         let mut rng = Rng::new(7 + round);
-        let mut scripts = scripts(&mut rng, 290, if round % 2 == 0 { 6 } else { 40 });
-        scripts.iter_mut().for_each(|script| (script.cancel_at, script.after) = (None, 0));
-        scripts.retain(|script| script.tokens > 0);
+        let mut scripts = scripts(&mut rng, 290, if round % 4 == 0 { 40 } else { 6 });
+        for script in &mut scripts {
+            (script.cancel_at, script.after, script.tokens) = (None, 0, 1 + script.tokens / 3);
+        }
         let at = (rng.next_unit() * size as f64) as u64;
         let faults = Faults { bad: Some(at..at + 400), ..Faults::default() };
         let (mut engine, disks) = faulty(dir.path(), options);
@@ -337,14 +341,18 @@ fn check_slabs(engine: &mut Engine) {
 #[test]
 fn a_disk_that_fails_now_and_then_never_makes_a_wrong_token() {
     let dir = toy_dir();
-    let options = EngineOptions { context: Some(128), sequences: 4, ..EngineOptions::default() };
-    let options = streaming(dir.path(), options);
+    let mut options = EngineOptions { context: Some(128), sequences: 4, ..EngineOptions::default() };
+    options.io.access = Some(Access::Buffered);
+    let plan = inspect(dir.path(), &options).unwrap().plan.unwrap();
+    options.memory = Some(ByteSize((plan.minimum + 2 * plan.everything) / 3));
     let (mut engine, disks) = faulty(dir.path(), options);
     let (mut good, mut failed) = (0, 0);
     for round in 0..20u64 {
         disks.iter().for_each(|disk| disk.set(Faults::default()));
-        let mut scripts = scripts(&mut Rng::new(1000 + round), 290, 60);
-        scripts.iter_mut().for_each(|script| script.cancel_at = None);
+        let mut scripts = scripts(&mut Rng::new(1000 + round), 290, 10);
+        for script in &mut scripts {
+            (script.cancel_at, script.tokens) = (None, 1 + script.tokens / 4);
+        }
         scripts.sort_by_key(|script| script.after);
         let want: Vec<_> = scripts.iter().map(|script| alone(&mut engine, script).unwrap()).collect();
         engine.drop_experts();
@@ -369,8 +377,7 @@ fn a_disk_that_fails_now_and_then_never_makes_a_wrong_token() {
         }
         check_slabs(&mut engine);
     }
-    println!("{good} good, {failed} failed");
-    assert!(good >= 40, "{good} good, {failed} failed");
+    assert!(good >= 30 && failed >= 30, "{good} good, {failed} failed");
 }
 
 /// Sixteen clients that want the same amount: nobody waits three times as long as half of them, counted in passes.
@@ -403,8 +410,9 @@ fn sixteen_clients_of_equal_work_wait_about_equally_long() {
         let (firsts, all_firsts) = waits(|event| matches!(event, JobEvent::Token(_)));
         assert!(ends <= 3.0, "{running}: {all_ends:?}");
         assert!(firsts <= 3.0, "{running}: {all_firsts:?}");
-        // Those that run at once share the passes: alone, each takes 20.
-        assert!(all_ends[15] <= 2 + 16 * 22 / running as u64 * 2, "{running}: {all_ends:?}");
+        // Those that run at once share the passes: one after the other, all take sixteen times as many as one.
+        let passes = 16 * 20 / running.min(chunk) + (16 * 20 / chunk).max(16 / running);
+        assert!(all_ends[15] as usize <= passes * 3 / 2, "{running}: {all_ends:?}, {passes} expected");
     }
 }
 

@@ -140,7 +140,8 @@ impl Scheduler {
         }
         let lost = self.shared.lock().push(waiting);
         self.shared.changed.notify_all();
-        if let Err((mut waiting, error)) = lost {
+        if let Err(lost) = lost {
+            let (mut waiting, error) = *lost;
             waiting.events.failed(error);
         }
         Ok(id)

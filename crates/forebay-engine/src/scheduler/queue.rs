@@ -193,7 +193,7 @@ impl Queue {
     }
 
     /// Puts a job into its reserved place, or gives it back where that is no more.
-    pub fn push(&mut self, waiting: Waiting) -> Result<(), (Waiting, JobError)> {
+    pub fn push(&mut self, waiting: Waiting) -> Result<(), Box<(Waiting, JobError)>> {
         self.reserved -= 1;
         match &self.health {
             Health::Ready => {
@@ -202,12 +202,12 @@ impl Queue {
             }
             Health::Draining => {
                 self.totals.failed += 1;
-                Err((waiting, JobError::ShuttingDown))
+                Err(Box::new((waiting, JobError::ShuttingDown)))
             }
             Health::Failed { reason } => {
                 self.totals.failed += 1;
                 let reason = reason.clone();
-                Err((waiting, JobError::EngineFailed { reason }))
+                Err(Box::new((waiting, JobError::EngineFailed { reason })))
             }
         }
     }
