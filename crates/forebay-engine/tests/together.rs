@@ -523,6 +523,50 @@ fn a_cancelled_sequence_leaves_within_a_layer() {
     assert!(layers_of(1, &told) >= layers, "{told:?}");
 }
 
+/// The same prompt several times at once is computed once.
+#[test]
+fn what_another_one_computes_is_waited_for() {
+    let dir = toy_dir();
+    for drafting in [Drafting::Off, Drafting::Depth(2)] {
+        let options = EngineOptions {
+            context: Some(256),
+            sequences: 5,
+            chunk: Some(30),
+            drafting,
+            ..EngineOptions::default()
+        };
+        let open = || Engine::open(dir.path(), options, &mut |_, _| {}).unwrap();
+        let prompt: Vec<u32> = (0..130).map(|i| (i * i + 5 * i) % 290).collect();
+        let script = |at: usize| Script {
+            prompt: [&prompt[..], &[at as u32][..(at / 3).min(1)]].concat(),
+            tokens: 6,
+            sampling: Sampling { seed: at as u64, logprobs: Some(2), ..Sampling::default() },
+            after: 0,
+            cancel_at: None,
+        };
+        let scripts: Vec<Script> = (0..5).map(script).collect();
+        let mut plain = open();
+        let want: Vec<_> = scripts.iter().map(|script| alone(&mut plain, script).unwrap()).collect();
+        let scheduler = Scheduler::start(open(), limits(5)).unwrap();
+        let told: Vec<Told> = scripts
+            .iter()
+            .map(|script| {
+                let (job, of) = job(script, &scheduler);
+                scheduler.submit(job).unwrap();
+                of
+            })
+            .collect();
+        assert!(scheduler.drain(Duration::from_secs(60)).is_some());
+        for (told, want) in told.iter().zip(want) {
+            assert_eq!(answer(told), (want, Ok(Finish::Length)));
+        }
+        let totals = scheduler.state().totals;
+        // A token of each is always run; the last hidden state, which drafts go on from, may take one more.
+        assert!((130..=130 + 4 * 2).contains(&totals.prompt_tokens), "{}", totals.prompt_tokens);
+        assert!(totals.reused_tokens >= 4 * 128, "{}", totals.reused_tokens);
+    }
+}
+
 /// A constraint that fails in the worst way.
 struct Panics(usize);
 

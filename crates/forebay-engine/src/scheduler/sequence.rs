@@ -20,6 +20,9 @@ use crate::choose::{Choice, Chooser};
 use crate::engine::Engine;
 use crate::session::{Finish, GenerateError, Outcome, PassStats, Proposed, Session, Stats, Token};
 
+/// A prompt that begins as another one does, which is run, waits for it if they have so many tokens in common.
+const WORTH_WAITING: usize = 64;
+
 /// A job that runs.
 pub(super) struct Sequence {
     pub id: JobId,
@@ -32,9 +35,11 @@ pub(super) struct Sequence {
     batch: bool,
     session: Session,
     chooser: Chooser<'static>,
-    /// What is run of its prompt, and how much of that has been.
+    /// Its prompt, and how much of that is in the cache.
     prompt: Vec<u32>,
     done: usize,
+    /// Whether anything was done for it.
+    begun: bool,
     /// What comes next, once the prompt is done.
     next: Option<u32>,
     max_tokens: usize,
@@ -86,42 +91,29 @@ pub(super) struct Teller<'s> {
 }
 
 impl Sequence {
-    /// Begins a job: takes over what is known of its prompt.
-    pub fn start(
-        engine: &mut Engine,
-        job: Waiting,
-        blocks: usize,
-        rates: &Rates,
-    ) -> Result<Self, (Events, GenerateError)> {
-        let Waiting {
-            id, prompt, max_tokens, sampling, stops, constraint, priority, cancel, mut events, ..
-        } = job;
+    /// Takes a job on; it has a place from now on, and KV blocks.
+    pub fn new(engine: &Engine, job: Waiting, blocks: usize) -> Result<Self, (Events, GenerateError)> {
+        let Waiting { id, prompt, max_tokens, sampling, stops, constraint, priority, cancel, events, .. } =
+            job;
         let vocab = engine.spec().vocab;
         let constraint = constraint.map(|inner| Box::new(Guarded(inner)) as Box<dyn Constraint>);
-        let mut session = Session::new(engine);
-        let chooser = Chooser::new(&sampling, constraint, stops, vocab, prompt.iter().copied());
-        let began = (|| Ok::<_, GenerateError>((chooser?, session.start_from(engine, &prompt)?.tokens)))();
-        let (chooser, reused) = match began {
-            Ok(began) => began,
+        let chooser = match Chooser::new(&sampling, constraint, stops, vocab, prompt.iter().copied()) {
+            Ok(chooser) => chooser,
             Err(error) => return Err((events, error)),
         };
-        session.hidden_again(engine, prompt[reused]);
-        let rest: Vec<u32> =
-            session.pending.take().into_iter().chain(prompt[reused..].iter().copied()).collect();
-        let forecast = rates.forecast(rest.len(), Some(Duration::ZERO));
-        _ = tell(&mut events, &cancel, JobEvent::Started { reused, forecast });
         let experts = engine.counters();
         let began = Began { at: Instant::now(), experts, prefilled: experts, disk: engine.store.disk_time() };
         Ok(Self {
             id,
             events,
             cancel,
-            reused,
+            reused: 0,
             blocks,
             batch: priority == Priority::Batch,
-            session,
+            session: Session::new(engine),
             chooser,
-            prompt: rest,
+            prompt,
+            begun: false,
             done: 0,
             next: None,
             // No answer has more tokens than the context, so that without a limit it is the context that ends it.
@@ -133,6 +125,30 @@ impl Sequence {
             stats: Stats::default(),
             began,
         })
+    }
+
+    /// Whether it is better to wait until `other`, which came before, has run its prompt: they begin alike, and what the
+    /// other one computes need not be computed twice.
+    pub fn waits_for(&self, other: &Self) -> bool {
+        let common = || self.prompt.iter().zip(&other.prompt).take_while(|(a, b)| a == b).count();
+        // Whoever gives way to others holds nobody up.
+        !self.begun && other.next.is_none() && (self.batch || !other.batch) && common() >= WORTH_WAITING
+    }
+
+    /// Takes over what is known of its prompt.
+    fn begin(&mut self, engine: &mut Engine, rates: &Rates) -> Result<(), GenerateError> {
+        self.begun = true;
+        self.began.at = Instant::now();
+        self.began.experts = engine.counters();
+        self.reused = self.session.start_from(engine, &self.prompt)?.tokens;
+        self.session.hidden_again(engine, self.prompt[self.reused]);
+        // The last one of those may have to be run again.
+        self.session.pending = None;
+        self.done = self.session.tokens().len();
+        let left = self.prompt.len() - self.done;
+        let forecast = rates.forecast(left, Some(Duration::ZERO));
+        _ = self.tell(JobEvent::Started { reused: self.reused, forecast });
+        Ok(())
     }
 
     /// What it could run.
@@ -158,6 +174,7 @@ impl Sequence {
         rows: usize,
         drafting: bool,
         pass: u64,
+        rates: &Rates,
     ) -> Result<(), GenerateError> {
         self.tokens.clear();
         self.proposed = None;
@@ -167,8 +184,14 @@ impl Sequence {
             return Ok(());
         }
         self.last = pass;
+        if !self.begun {
+            self.begin(engine, rates)?;
+        }
         match self.next {
-            None => self.tokens.extend_from_slice(&self.prompt[self.done..self.done + rows]),
+            None => {
+                let rows = rows.min(self.prompt.len() - self.done);
+                self.tokens.extend_from_slice(&self.prompt[self.done..self.done + rows]);
+            }
             Some(next) => {
                 let left = (self.max_tokens - self.stats.new_tokens).min(rows - 1);
                 let (chooser, cancel) = (&mut self.chooser, &self.cancel);
@@ -185,7 +208,9 @@ impl Sequence {
 
     /// Its part of the pass, and who tells what happens to it.
     pub fn work(&mut self) -> Work<'_> {
-        let rows = if self.next.is_none() { self.tokens.len() } else { 0 };
+        let rows = self.prompt_rows();
+        // What was known of its prompt does not count.
+        let total = self.prompt.len() + self.stats.prompt_tokens - self.done;
         Work {
             part: Part::new(&mut self.session.kv, &self.tokens, &self.cancel),
             teller: Teller {
@@ -193,7 +218,7 @@ impl Sequence {
                 cancel: &self.cancel,
                 stats: &self.stats,
                 began: &self.began,
-                prompt: (self.done, rows, self.prompt.len()),
+                prompt: (self.stats.prompt_tokens, rows, total),
             },
         }
     }
@@ -332,6 +357,13 @@ impl Teller<'_> {
             left: Some(left),
         };
         _ = tell(self.events, self.cancel, event);
+    }
+
+    /// It has no rows in the pass: whoever cancelled it need not wait for the pass to end.
+    pub fn look_for_cancellation(&mut self) {
+        if self.cancel.is_cancelled() {
+            self.left(&ForwardError::Cancelled);
+        }
     }
 
     /// It left the pass: whoever cancelled it need not wait for the pass to end.

@@ -1,5 +1,6 @@
 //! The engine's thread: passes over the rows of all jobs that run.
 
+use std::cell::RefCell;
 use std::ops::{ControlFlow, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
@@ -90,14 +91,10 @@ fn admit(engine: &mut Engine, running: &mut Vec<Sequence>, shared: &Shared) {
         let taken: usize = running.iter().map(|sequence| sequence.blocks).sum();
         let there = engine.kv_blocks();
         let alone = running.is_empty();
-        let (job, rates) = {
-            let mut queue = shared.lock();
-            let fits = |prompt, most| alone || taken + needed(prompt, most) <= there;
-            let Some(job) = queue.next(fits) else { return };
-            (job, queue.rates)
-        };
+        let fits = |prompt, most| alone || taken + needed(prompt, most) <= there;
+        let Some(job) = shared.lock().next(fits) else { return };
         let (id, blocks) = (job.id, needed(job.prompt.len(), job.max_tokens));
-        match Sequence::start(engine, job, blocks, &rates) {
+        match Sequence::new(engine, job, blocks) {
             Ok(sequence) => running.push(sequence),
             Err((mut events, error)) => {
                 shared.lock().ended(id, 0, None);
@@ -184,8 +181,15 @@ fn prepare(engine: &mut Engine, running: &mut Vec<Sequence>, pace: &Pace, number
             false => at += 1,
         }
     }
-    let wishes: Vec<Wish> = running.iter().map(Sequence::wish).collect();
-    let shares = compose(&wishes, engine.plan().chunk, pace);
+    // What others compute anyway is waited for.
+    let waits = |at: usize| running[..at].iter().any(|other| running[at].waits_for(other));
+    let runs: Vec<usize> = (0..running.len()).filter(|at| !waits(*at)).collect();
+    let wishes: Vec<Wish> = runs.iter().map(|at| running[*at].wish()).collect();
+    let mut shares = vec![0; running.len()];
+    for (at, rows) in runs.into_iter().zip(compose(&wishes, engine.plan().chunk, pace)) {
+        shares[at] = rows;
+    }
+    let rates = shared.lock().rates;
     let taking_part = shares.iter().filter(|rows| **rows > 0).count();
     // A row more of one sequence costs what a row of another one does, and is right less often.
     let drafting = match engine.options().drafting {
@@ -195,7 +199,7 @@ fn prepare(engine: &mut Engine, running: &mut Vec<Sequence>, pace: &Pace, number
     };
     let mut at = 0;
     for rows in shares {
-        match running[at].prepare(engine, rows, drafting, number) {
+        match running[at].prepare(engine, rows, drafting, number, &rates) {
             Ok(()) => at += 1,
             Err(error) => end(engine, running.remove(at), Err(error), shared),
         }
@@ -206,16 +210,25 @@ fn prepare(engine: &mut Engine, running: &mut Vec<Sequence>, pace: &Pace, number
 fn run_rows(engine: &mut Engine, running: &mut [Sequence], shared: &Shared) -> (Vec<Option<Fared>>, usize) {
     let layers = engine.spec().layers.len();
     let took_part: Vec<bool> = running.iter().map(Sequence::takes_part).collect();
-    let work = running.iter_mut().filter(|sequence| sequence.takes_part()).map(Sequence::work);
-    let (mut parts, tellers): (Vec<Part<'_>>, Vec<Teller<'_>>) =
-        work.map(|Work { part, teller }| (part, teller)).unzip();
-    let tellers = std::cell::RefCell::new(tellers);
+    let (mut parts, mut tellers, mut bystanders) = (Vec::new(), Vec::new(), Vec::new());
+    for (sequence, took_part) in running.iter_mut().zip(&took_part) {
+        let Work { part, teller } = sequence.work();
+        match took_part {
+            true => {
+                parts.push(part);
+                tellers.push(teller);
+            }
+            false => bystanders.push(teller),
+        }
+    }
+    let tellers = RefCell::new(tellers);
     let (ctx, store, ws) = engine.split();
     let mut watch = Watch {
         trace: None,
         layers_done: &mut |done, bytes| {
             // Those that wait may have given up meanwhile.
             shared.sweep();
+            bystanders.iter_mut().for_each(Teller::look_for_cancellation);
             tellers.borrow_mut().iter_mut().for_each(|teller| teller.layers_done(done, layers, bytes));
         },
         left: &mut |part, error| tellers.borrow_mut()[part].left(error),
