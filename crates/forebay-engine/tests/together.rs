@@ -724,6 +724,49 @@ fn jobs_wait_for_kv_blocks_and_all_are_served() {
     assert!(!failed);
 }
 
+/// Answers that become longer than what blocks are kept for give them up to those that came before, and go on later: the
+/// same tokens as alone, and nobody fails.
+#[test]
+fn long_answers_give_blocks_up_and_go_on_later() {
+    let dir = toy_dir();
+    // Three are taken on, and there is not room for three whole answers.
+    let options = EngineOptions {
+        context: Some(1728),
+        sequences: 2,
+        drafting: Drafting::Depth(2),
+        ..EngineOptions::default()
+    };
+    let script = |at: u32| Script {
+        prompt: (0..20).map(|i| (at * 31 + i * 3) % 290).collect(),
+        tokens: 1320,
+        sampling: Sampling { logprobs: Some(1), seed: u64::from(at), ..Sampling::default() },
+        after: 0,
+        cancel_at: None,
+    };
+    let scripts: Vec<Script> = (0..3).map(script).collect();
+    let open = || Engine::open(dir.path(), options, &mut |_, _| {}).unwrap();
+    let mut plain = open();
+    plain.set_drafting(Drafting::Off);
+    let want: Vec<_> = scripts.iter().map(|script| alone(&mut plain, script).unwrap()).collect();
+    let scheduler = Scheduler::start(open(), limits(8)).unwrap();
+    let mut told = Vec::new();
+    for script in &scripts {
+        let (job, of) = job(script, &scheduler);
+        scheduler.submit(job).unwrap();
+        told.push(of);
+    }
+    assert!(scheduler.drain(Duration::from_secs(300)).is_some());
+    for (at, (told, want)) in told.iter().zip(&want).enumerate() {
+        let (found, end) = answer(told);
+        assert_eq!((found.len(), end), (1320, Ok(Finish::Length)), "{at}");
+        assert_eq!(&found, want, "{at}");
+        let started = |event: &JobEvent| matches!(event, JobEvent::Started { .. });
+        assert_eq!(told.lock().unwrap().iter().filter(|(_, event)| started(event)).count(), 1);
+    }
+    let totals = scheduler.state().totals;
+    assert!(totals.prompt_tokens > 3 * 20, "somebody ran again what it had given up: {totals:?}");
+}
+
 /// Batch work gives way: while anybody else is served it has no rows, and no more than half of the places.
 #[test]
 fn batch_work_gives_way() {

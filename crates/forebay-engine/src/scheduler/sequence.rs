@@ -9,6 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use forebay_core::{CancelToken, Constraint, ConstraintError, Ending, TokenSet};
+use forebay_model::kv::{BLOCK, SPARE_BLOCKS};
 use forebay_model::{ForwardError, Part};
 use forebay_tiers::Counters;
 
@@ -20,6 +21,9 @@ use crate::choose::{Choice, Chooser};
 use crate::engine::Engine;
 use crate::session::{Finish, GenerateError, Outcome, PassStats, Proposed, Session, Stats, Token};
 
+/// Blocks that must be free beside those that a sequence has to run again: else it would soon have to give them up.
+const ROOM_TO_RESUME: usize = 4;
+
 /// A prompt that begins as another one does, which is run, waits for it if they have so many tokens in common.
 const WORTH_WAITING: usize = 64;
 
@@ -30,16 +34,20 @@ pub(super) struct Sequence {
     pub cancel: CancelToken,
     /// Tokens of its prompt that were known.
     pub reused: usize,
-    /// KV blocks that it may come to need.
-    pub blocks: usize,
+    /// KV blocks that it is expected to need.
+    blocks: usize,
     batch: bool,
     session: Session,
     chooser: Chooser<'static>,
     /// Its prompt, and how much of that is in the cache.
     prompt: Vec<u32>,
     done: usize,
-    /// Whether anything was done for it.
+    /// Whether its cache holds anything, or all that is known of it.
     begun: bool,
+    /// What comes next once a prompt is run again that gave its blocks up.
+    resumes_with: Option<u32>,
+    /// Whether it gave its blocks up and waits for others.
+    paused: bool,
     /// What comes next, once the prompt is done.
     next: Option<u32>,
     max_tokens: usize,
@@ -114,6 +122,8 @@ impl Sequence {
             chooser,
             prompt,
             begun: false,
+            resumes_with: None,
+            paused: false,
             done: 0,
             next: None,
             // No answer has more tokens than the context, so that without a limit it is the context that ends it.
@@ -132,23 +142,65 @@ impl Sequence {
     pub fn waits_for(&self, other: &Self) -> bool {
         let common = || self.prompt.iter().zip(&other.prompt).take_while(|(a, b)| a == b).count();
         // Whoever gives way to others holds nobody up.
-        !self.begun && other.next.is_none() && (self.batch || !other.batch) && common() >= WORTH_WAITING
+        !self.begun
+            && !other.paused
+            && other.next.is_none()
+            && (self.batch || !other.batch)
+            && common() >= WORTH_WAITING
     }
 
     /// Takes over what is known of its prompt.
     fn begin(&mut self, engine: &mut Engine, rates: &Rates) -> Result<(), GenerateError> {
         self.begun = true;
-        self.began.at = Instant::now();
-        self.began.experts = engine.counters();
-        self.reused = self.session.start_from(engine, &self.prompt)?.tokens;
-        self.session.hidden_again(engine, self.prompt[self.reused]);
+        let first = self.stats == Stats::default();
+        if first {
+            self.began.at = Instant::now();
+            self.began.experts = engine.counters();
+        }
+        let reused = self.session.start_from(engine, &self.prompt)?.tokens;
+        self.session.hidden_again(engine, self.prompt[reused]);
         // The last one of those may have to be run again.
         self.session.pending = None;
         self.done = self.session.tokens().len();
-        let left = self.prompt.len() - self.done;
-        let forecast = rates.forecast(left, Some(Duration::ZERO));
-        _ = self.tell(JobEvent::Started { reused: self.reused, forecast });
+        if first {
+            self.reused = reused;
+            let forecast = rates.forecast(self.prompt.len() - self.done, Some(Duration::ZERO));
+            _ = self.tell(JobEvent::Started { reused, forecast });
+        }
         Ok(())
+    }
+
+    /// Gives its KV blocks up, for others: what it had is run again when there are blocks for it.
+    pub fn pause(&mut self, engine: &mut Engine) {
+        self.session.enter(engine);
+        if let Some(next) = self.next.take() {
+            self.prompt = self.session.tokens().to_vec();
+            self.resumes_with = Some(next);
+        }
+        self.session = Session::new(engine);
+        (self.begun, self.paused, self.done) = (false, true, 0);
+        self.tokens.clear();
+    }
+
+    /// Goes on where it gave its blocks up.
+    pub fn resume(&mut self) {
+        self.paused = false;
+    }
+
+    /// Whether it gave its blocks up and waits for others.
+    pub fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    /// Whether it has KV blocks to give up.
+    pub fn has_blocks(&self) -> bool {
+        self.begun
+    }
+
+    /// KV blocks that it has, and is expected to need before it ends, or for some time.
+    pub fn blocks(&self) -> usize {
+        let has = self.session.kv.len().max(self.prompt.len());
+        self.blocks.max(has.div_ceil(BLOCK) + SPARE_BLOCKS + usize::from(self.paused) * ROOM_TO_RESUME)
     }
 
     /// What it could run.
@@ -218,7 +270,7 @@ impl Sequence {
                 cancel: &self.cancel,
                 stats: &self.stats,
                 began: &self.began,
-                prompt: (self.stats.prompt_tokens, rows, total),
+                prompt: (self.stats.prompt_tokens, if self.resumes_with.is_some() { 0 } else { rows }, total),
             },
         }
     }
@@ -256,8 +308,14 @@ impl Sequence {
                 self.session.keep(engine, &tokens, rows)?;
                 self.done += tokens.len();
                 self.stats.prompt_tokens += tokens.len();
-                self.stats.prefill = self.began.at.elapsed();
+                if self.resumes_with.is_none() {
+                    self.stats.prefill = self.began.at.elapsed();
+                }
                 if self.done < self.prompt.len() {
+                    return Ok(ControlFlow::Continue(()));
+                }
+                if let Some(next) = self.resumes_with.take() {
+                    self.next = Some(next);
                     return Ok(ControlFlow::Continue(()));
                 }
                 self.began.prefilled = engine.counters();

@@ -80,15 +80,18 @@ fn wait(engine: &mut Engine, shared: &Shared) -> bool {
     })
 }
 
-/// Begins jobs whose turn has come, as long as there are places and KV blocks for all that they may come to need.
+/// Tokens of an answer that KV blocks are kept for. Longer ones take what is there, and may have to wait for others.
+const USUAL_ANSWER: usize = 1024;
+
+/// Begins jobs whose turn has come, as long as there are places, and KV blocks for all that they are expected to need.
 fn admit(engine: &mut Engine, running: &mut Vec<Sequence>, shared: &Shared) {
     let context = shared.facts.context;
     let needed = |prompt: usize, most: Option<usize>| {
-        let positions = most.map_or(context, |most| prompt.saturating_add(most).min(context));
+        let positions = (prompt + most.map_or(USUAL_ANSWER, |most| most.min(USUAL_ANSWER))).min(context);
         positions.div_ceil(BLOCK) + SPARE_BLOCKS
     };
     loop {
-        let taken: usize = running.iter().map(|sequence| sequence.blocks).sum();
+        let taken: usize = running.iter().map(Sequence::blocks).sum();
         let there = engine.kv_blocks();
         let alone = running.is_empty();
         let fits = |prompt, most| alone || taken + needed(prompt, most) <= there;
@@ -181,9 +184,10 @@ fn prepare(engine: &mut Engine, running: &mut Vec<Sequence>, pace: &Pace, number
             false => at += 1,
         }
     }
+    resume(engine, running);
     // What others compute anyway is waited for.
     let waits = |at: usize| running[..at].iter().any(|other| running[at].waits_for(other));
-    let runs: Vec<usize> = (0..running.len()).filter(|at| !waits(*at)).collect();
+    let runs: Vec<usize> = (0..running.len()).filter(|at| !running[*at].is_paused() && !waits(*at)).collect();
     let wishes: Vec<Wish> = runs.iter().map(|at| running[*at].wish()).collect();
     let mut shares = vec![0; running.len()];
     for (at, rows) in runs.into_iter().zip(compose(&wishes, engine.plan().chunk, pace)) {
@@ -199,11 +203,42 @@ fn prepare(engine: &mut Engine, running: &mut Vec<Sequence>, pace: &Pace, number
     };
     let mut at = 0;
     for rows in shares {
-        match running[at].prepare(engine, rows, drafting, number, &rates) {
-            Ok(()) => at += 1,
-            Err(error) => end(engine, running.remove(at), Err(error), shared),
+        loop {
+            let rows = if running[at].is_paused() { 0 } else { rows };
+            match running[at].prepare(engine, rows, drafting, number, &rates) {
+                Ok(()) => at += 1,
+                Err(GenerateError::Forward(ForwardError::NoBlock(_))) if give_way(engine, running, at) => {
+                    continue;
+                }
+                Err(error) => end(engine, running.remove(at), Err(error), shared),
+            }
+            break;
         }
     }
+}
+
+/// Lets those go on that gave their KV blocks up, the first one first, as far as there are blocks again.
+fn resume(engine: &Engine, running: &mut [Sequence]) {
+    let mut taken: usize =
+        running.iter().filter(|sequence| !sequence.is_paused()).map(Sequence::blocks).sum();
+    for sequence in running.iter_mut().filter(|sequence| sequence.is_paused()) {
+        if taken > 0 && taken + sequence.blocks() > engine.kv_blocks() {
+            return;
+        }
+        taken += sequence.blocks();
+        sequence.resume();
+    }
+}
+
+/// Finds KV blocks for the sequence `at`: the last that came gives its own up, which may be this one. `false` if there are
+/// none to be had.
+fn give_way(engine: &mut Engine, running: &mut [Sequence], at: usize) -> bool {
+    let last = running.iter().rposition(Sequence::has_blocks).filter(|last| *last >= at).unwrap_or(at);
+    if last == at && !running[..at].iter().any(Sequence::has_blocks) {
+        return false;
+    }
+    running[last].pause(engine);
+    true
 }
 
 /// Runs the rows of all sequences that have any: how each fared, and how many rows there were.
