@@ -380,6 +380,63 @@ fn a_disk_that_fails_now_and_then_never_makes_a_wrong_token() {
     assert!(good >= 30 && failed >= 30, "{good} good, {failed} failed");
 }
 
+/// A token whose embedding is no number ends the sequences that have it, at their own position, and nobody else.
+#[test]
+fn a_value_that_is_not_finite_ends_its_own_sequence() {
+    let dir = toy_dir();
+    spoil_embedding(dir.path(), 77);
+    let options = EngineOptions { context: Some(128), sequences: 8, ..EngineOptions::default() };
+    let mut engine = Engine::open(dir.path(), options, &mut |_, _| {}).unwrap();
+    let script = |at: u32| {
+        let mut prompt: Vec<u32> = (0..40).map(|i| (at * 17 + i * 7) % 290).filter(|id| *id != 77).collect();
+        if at % 3 == 1 {
+            prompt[10 + at as usize] = 77;
+        }
+        // What is generated is never that token: nobody fails by chance.
+        let sampling = Sampling { logprobs: Some(2), logit_bias: vec![(77, -100.0)], ..Sampling::greedy() };
+        Script { prompt, tokens: 8, sampling, after: 0, cancel_at: None }
+    };
+    let scripts: Vec<Script> = (0..8).map(script).collect();
+    let want: Vec<_> = scripts.iter().map(|script| alone(&mut engine, script)).collect();
+    drop(engine);
+    let engine = Engine::open(dir.path(), options, &mut |_, _| {}).unwrap();
+    let (told, _) = run(engine, limits(8), &scripts);
+    for (at, (told, want)) in told.iter().zip(want).enumerate() {
+        match want {
+            Ok(want) => assert_eq!(answer(told), (want, Ok(Finish::Length)), "{at}"),
+            Err(error) => {
+                assert_eq!(at % 3, 1);
+                let text = error.to_string();
+                assert!(text.contains(&format!("position {}", 10 + at)), "{text}");
+                assert_eq!(answer(told), (Vec::new(), Err(text)), "{at}");
+            }
+        }
+    }
+}
+
+/// Makes the scale of a token's embedding no number.
+fn spoil_embedding(dir: &Path, token: usize) {
+    let mut found = false;
+    for file in std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()) {
+        if file.extension().is_none_or(|end| end != "safetensors") {
+            continue;
+        }
+        let mut bytes = std::fs::read(&file).unwrap();
+        let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let json: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+        for (name, tensor) in json.as_object().unwrap() {
+            if name.starts_with("model.embed_tokens.weight") && tensor["dtype"] == "F32" {
+                let first = tensor["data_offsets"][0].as_u64().unwrap() as usize;
+                let at = 8 + header + first + 4 * token;
+                bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+                found = true;
+            }
+        }
+        std::fs::write(&file, bytes).unwrap();
+    }
+    assert!(found, "the toy's embeddings have scales");
+}
+
 /// Sixteen clients that want the same amount: nobody waits three times as long as half of them, counted in passes.
 #[test]
 fn sixteen_clients_of_equal_work_wait_about_equally_long() {
