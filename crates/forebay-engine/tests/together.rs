@@ -29,8 +29,16 @@ struct Script {
     sampling: Sampling,
     /// It comes behind so many passes.
     after: u64,
-    /// It is cancelled at this token.
-    cancel_at: Option<usize>,
+    /// When it is cancelled.
+    cancel_at: Option<Cancel>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Cancel {
+    /// At this token.
+    Token(usize),
+    /// Behind so many layers of passes over its prompt: in the middle of a pass that others go on with.
+    Layer(usize),
 }
 
 /// A token, and the bits of its log-probabilities.
@@ -43,11 +51,14 @@ type Told = Arc<Mutex<Vec<(u64, JobEvent)>>>;
 fn job(script: &Script, scheduler: &Scheduler) -> (Job, Told) {
     let told = Told::default();
     let (to, of, cancel) = (Arc::clone(&told), scheduler.clone(), CancelToken::new());
-    let (token, cancel_at, mut seen) = (cancel.clone(), script.cancel_at, 0);
+    let (token, cancel_at, mut tokens, mut layers) = (cancel.clone(), script.cancel_at, 0, 0);
     let events = Box::new(move |event| {
-        seen += usize::from(matches!(event, JobEvent::Token(_)));
-        if cancel_at == Some(seen) {
-            token.cancel();
+        tokens += usize::from(matches!(event, JobEvent::Token(_)));
+        layers += usize::from(matches!(event, JobEvent::Prefill { .. }));
+        match cancel_at {
+            Some(Cancel::Token(at)) if at == tokens => token.cancel(),
+            Some(Cancel::Layer(at)) if at == layers => token.cancel(),
+            _ => {}
         }
         to.lock().unwrap().push((of.state().totals.passes, event));
         ControlFlow::Continue(())
@@ -153,7 +164,11 @@ fn scripts(rng: &mut Rng, vocab: u32, longest: usize) -> Vec<Script> {
                 tokens: upto(20),
                 sampling: Sampling { logprobs: Some(5), seed: at, ..sampling },
                 after: upto(30) as u64,
-                cancel_at: (upto(5) == 0).then(|| 1 + upto(8)),
+                cancel_at: match upto(6) {
+                    0 => Some(Cancel::Token(1 + upto(8))),
+                    1 | 2 => Some(Cancel::Layer(1 + upto(9))),
+                    _ => None,
+                },
             }
         })
         .collect()
@@ -165,7 +180,7 @@ fn scripts(rng: &mut Rng, vocab: u32, longest: usize) -> Vec<Script> {
 fn together_every_sequence_gets_the_bits_that_it_gets_alone() {
     let dir = toy_dir();
     let mut seen = BTreeMap::new();
-    for round in 0..24u64 {
+    for round in 0..36u64 {
         let mut rng = Rng::new(31 + round);
         let mut scripts = scripts(&mut rng, 290, 90);
         scripts.sort_by_key(|script| script.after);
@@ -195,12 +210,17 @@ fn together_every_sequence_gets_the_bits_that_it_gets_alone() {
             let count = found.len();
             assert_eq!(found, want[..count], "round {round}: {script:?} with {options:?}");
             match script.cancel_at {
-                Some(at) if at < script.tokens => {
+                Some(Cancel::Token(at)) if at < script.tokens => {
                     // Drafts that were verified with it may have come with it.
                     assert_eq!(end, Ok(Finish::Cancelled), "round {round}: {script:?}");
                     assert!((at..at + 9).contains(&count), "round {round}: {count} {script:?}");
                 }
-                Some(at) if at == script.tokens => assert_eq!(count, script.tokens),
+                Some(Cancel::Layer(_)) if end == Ok(Finish::Cancelled) => {
+                    // Behind the last layer of the prompt's last pass, the first token is there.
+                    assert!(count <= 1, "round {round}: {script:?}");
+                    *seen.entry("in a pass").or_insert(0) += usize::from(count == 0);
+                }
+                Some(Cancel::Token(at)) if at == script.tokens => assert_eq!(count, script.tokens),
                 _ => {
                     assert_eq!(
                         (end, count),
@@ -217,7 +237,7 @@ fn together_every_sequence_gets_the_bits_that_it_gets_alone() {
         engine.set_drafting(Drafting::Off);
         assert_eq!(alone(&mut engine, &scripts[0]).unwrap(), want[0]);
     }
-    assert!(seen["whole"] >= 120, "{seen:?}");
+    assert!(seen["whole"] >= 120 && seen["in a pass"] >= 40, "{seen:?}");
 }
 
 /// The bundled model, which drafts well, on real text.
