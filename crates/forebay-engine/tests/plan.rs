@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use forebay_core::ByteSize;
+use forebay_engine::plan::{MOST_SEQUENCES, sequences_for};
 use forebay_engine::{
     Bound, Consumer, Drafting, EngineOptions, ModelFacts, Plan, PlanError, PlanRequest, Rates, WhatIf,
     inspect, inspect_for, plan,
@@ -216,6 +217,50 @@ fn the_governor_keeps_to_the_plan() {
     let asked = PlanRequest { memory: Some(ByteSize(23_800_000_000)), ..request() };
     let plan = on(24 * GB, &asked).unwrap();
     assert_eq!(plan.governed(&machine).reserve_bytes, (24 * GB - plan.total()) / 2);
+}
+
+/// What a server takes for further contexts costs the poorest layer a sixteenth of its slots at most, and where twice as
+/// many contexts would fit too, they are taken.
+#[test]
+fn a_server_has_as_many_contexts_as_cost_hardly_any_slot() {
+    let mut before = 0;
+    let mut seen = Vec::new();
+    for machine in [24, 32, 64, 96, 128, 192, 256, 512, 1024] {
+        let memory = MemoryInfo::assumed(machine * GB);
+        let wanted = PlanRequest { context: None, ..request() };
+        let (context, sequences) = sequences_for(&GLM, &wanted, &memory);
+        let with = |sequences| on(machine * GB, &PlanRequest { context, sequences, ..request() });
+        let one = with(1).unwrap();
+        assert_eq!(one.context, on(machine * GB, &wanted).unwrap().context, "no context is shorter for it");
+        let cheap =
+            |plan: &Plan| 16 * (poorest(&one) - poorest(plan)) <= poorest(&one) && plan.chunk == one.chunk;
+        assert!(cheap(&with(sequences).unwrap()), "{machine} GB");
+        assert!(
+            sequences == MOST_SEQUENCES || !with(2 * sequences).is_ok_and(|plan| cheap(&plan)),
+            "{machine} GB"
+        );
+        assert!(
+            sequences.is_power_of_two() && sequences >= before,
+            "{machine} GB: {sequences} after {before}"
+        );
+        before = sequences;
+        seen.push(sequences);
+    }
+    assert_eq!((seen[0], *seen.last().unwrap()), (1, MOST_SEQUENCES), "{seen:?}");
+    println!("{seen:?}");
+}
+
+/// Every further sequence is paid for: its blocks, its logits, and where its blocks lie.
+#[test]
+fn sequences_are_paid_for() {
+    let of = |sequences| budget(100 * GB, PlanRequest { sequences, chunk: Some(512), ..request() }).unwrap();
+    let (one, four) = (of(1), of(4));
+    // 4,096 positions in 64 blocks, two to spare for each, and one on its way to or from a file.
+    let block = (one.kv) / (64 + 2 + 1);
+    assert_eq!((one.kv, four.kv), (block * 67, block * (4 * 66 + 1)));
+    let vocab = GLM.spec.vocab as u64;
+    let lists = 2 * 16 * (64 + 1);
+    assert_eq!(four.work - one.work, 3 * (4 * vocab + lists));
 }
 
 fn toy_options() -> EngineOptions {
