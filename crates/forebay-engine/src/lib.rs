@@ -7,6 +7,7 @@
 //! - [`draft`]: tokens that are guessed at and then verified.
 //! - [`prefix`]: what earlier sequences left to go on from, in memory and on disk.
 //! - [`sample`], [`rng`]: from logits to a token.
+//! - [`scheduler`]: an engine on its own thread, and the jobs that wait for it.
 //! - [`routes`]: recording which experts were used.
 //!
 //! Text, templates and command lines live elsewhere; this crate sees ids only.
@@ -20,6 +21,7 @@ pub mod prefix;
 pub mod rng;
 pub mod routes;
 pub mod sample;
+pub mod scheduler;
 pub mod session;
 
 pub use draft::{DraftStats, Drafting};
@@ -31,6 +33,7 @@ pub use plan::{
 pub use prefix::{KeepError, PrefixConfig, Saved};
 pub use routes::RouteRecorder;
 pub use sample::{Logprobs, SampleError, Sampler, Sampling};
+pub use scheduler::{Job, JobError, JobEvent, Limits, Priority, Refused, Scheduler, SchedulerState};
 pub use session::{
     Event, Finish, GenerateError, Outcome, PassStats, Request, Session, Stats, Token, TokenScore,
 };

@@ -1,0 +1,191 @@
+//! Who is served when: an engine on its own thread, and the jobs that wait for it.
+//!
+//! A [`Scheduler`] is a handle: cheap to clone, to be used from any thread. It takes [`Job`]s, tells each through its
+//! events how it fares, and says of every one exactly once how it ended. Text is none of its business.
+//!
+//! - `job`: what is asked for, and what is told of it.
+//! - `queue`: what waits, in which order, and what is counted.
+//! - `rates`: what was measured, and what it says about the next job.
+//! - `worker`: the engine's thread.
+
+mod job;
+mod queue;
+mod rates;
+mod worker;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::engine::Engine;
+
+pub use job::{Forecast, Job, JobError, JobEvent, JobId, Priority, Refused};
+pub use queue::{Health, SchedulerState, Totals};
+
+use job::Events;
+use queue::{Queue, Waiting};
+
+/// How much is taken on, and what is done in between.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Most jobs that wait, beside what runs; more are refused.
+    pub queue: usize,
+    /// Whether free memory is filled with the experts that earlier runs used most while nothing is asked for.
+    pub warm_up: bool,
+}
+
+impl Default for Limits {
+    /// 64 waiting jobs, and memory is filled.
+    fn default() -> Self {
+        Self { queue: 64, warm_up: true }
+    }
+}
+
+/// What is fixed for as long as the engine runs, and decides what can be asked for.
+#[derive(Clone, Copy, Debug)]
+struct Facts {
+    context: usize,
+    vocab: usize,
+    limits: Limits,
+}
+
+/// An engine that serves jobs. Clones are the same one.
+#[derive(Clone)]
+pub struct Scheduler {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    facts: Facts,
+    queue: Mutex<Queue>,
+    /// Something changed: a job came, one ended, or the end began.
+    changed: Condvar,
+}
+
+impl Shared {
+    /// A panic elsewhere leaves the queue as it was: nothing is half done while it is locked.
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends jobs that were cancelled while they waited.
+    fn sweep(&self) {
+        let cancelled = self.lock().take_cancelled();
+        for mut waiting in cancelled {
+            waiting.events.cancelled();
+            self.changed.notify_all();
+        }
+    }
+}
+
+impl Scheduler {
+    /// Takes over an engine and starts its thread.
+    ///
+    /// # Errors
+    /// What the system says where there is no thread to be had.
+    pub fn start(engine: Engine, limits: Limits) -> std::io::Result<Self> {
+        let facts = Facts { context: engine.plan().context, vocab: engine.spec().vocab, limits };
+        let queue = Mutex::new(Queue::new(&engine));
+        let shared = Arc::new(Shared { facts, queue, changed: Condvar::new() });
+        let of_worker = Arc::clone(&shared);
+        thread::Builder::new().name("engine".to_owned()).spawn(move || worker::run(engine, &of_worker))?;
+        Ok(Self { shared })
+    }
+
+    /// Takes on a job. Its events come from other threads, and the first of them, [`JobEvent::Queued`], from this one
+    /// before this returns. After a refusal no event comes.
+    ///
+    /// # Errors
+    /// If it can never be served, or not now.
+    pub fn submit(&self, job: Job) -> Result<JobId, Refused> {
+        let Facts { context, vocab, limits } = self.shared.facts;
+        job.check(context, vocab)?;
+        let (id, first) = {
+            let mut queue = self.shared.lock();
+            queue.open()?;
+            // What comes while nothing runs does not wait.
+            if queue.waiting() >= limits.queue + usize::from(!queue.is_busy()) {
+                queue.totals.refused += 1;
+                let retry_after = queue.wait(Instant::now()).unwrap_or(Duration::from_secs(1));
+                return Err(Refused::QueueFull { waiting: queue.waiting(), retry_after });
+            }
+            queue.reserve()
+        };
+        let Job { prompt, max_tokens, sampling, stops, constraint, priority, cancel, events } = job;
+        let mut events = Events::new(events);
+        // Told before the engine's thread can see the job, and not while the queue is locked.
+        let told = catch_unwind(AssertUnwindSafe(|| _ = events.tell(JobEvent::Queued { ahead: first })));
+        let waiting = Waiting {
+            id,
+            prompt,
+            max_tokens,
+            sampling,
+            stops,
+            constraint,
+            priority,
+            cancel,
+            events,
+            since: Instant::now(),
+        };
+        if told.is_err() {
+            waiting.cancel.cancel();
+        }
+        let lost = self.shared.lock().push(waiting);
+        self.shared.changed.notify_all();
+        if let Err((mut waiting, error)) = lost {
+            waiting.events.failed(error);
+        }
+        Ok(id)
+    }
+
+    /// Ends a job soon: at once where it still waits, else at the next layer.
+    pub fn cancel(&self, id: JobId) {
+        self.shared.lock().cancel(id);
+        self.shared.sweep();
+    }
+
+    /// What is expected of a job with this many tokens that nothing is known of, if it came now.
+    pub fn forecast(&self, tokens: usize) -> Forecast {
+        let queue = self.shared.lock();
+        let wait = queue.wait(Instant::now());
+        queue.rates.forecast(tokens, wait)
+    }
+
+    /// Positions of a sequence: prompt and answer together.
+    pub fn context(&self) -> usize {
+        self.shared.facts.context
+    }
+
+    /// How it stands.
+    pub fn state(&self) -> SchedulerState {
+        self.shared.lock().state(self.shared.facts.limits.queue)
+    }
+
+    /// Refuses what comes from now on, finishes what is there, and gives the engine back. Waiting
+    /// [batch](Priority::Batch) work fails at once, to be done another time; after `deadline` the rest is cancelled.
+    /// `None` if the engine is lost, or another call has it.
+    pub fn drain(&self, deadline: Duration) -> Option<Engine> {
+        let ends = Instant::now() + deadline;
+        let batch = self.shared.lock().close();
+        for mut waiting in batch {
+            waiting.events.failed(JobError::ShuttingDown);
+        }
+        self.shared.changed.notify_all();
+        let mut queue = self.shared.lock();
+        while !queue.is_over() {
+            let left = ends.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                queue.cancel_all();
+                drop(queue);
+                self.shared.sweep();
+                self.shared.changed.notify_all();
+                queue = self.shared.lock();
+            }
+            // A cancelled pass ends at its next layer.
+            let step = if left.is_zero() { Duration::from_millis(20) } else { left };
+            queue = self.shared.changed.wait_timeout(queue, step).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        queue.engine.take()
+    }
+}

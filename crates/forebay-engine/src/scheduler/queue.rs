@@ -1,0 +1,328 @@
+//! What waits, in which order, and what is counted.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use forebay_core::{CancelToken, Constraint};
+use forebay_tiers::Counters;
+
+use super::job::{Events, JobError, JobId, Priority, Refused};
+use super::rates::Rates;
+use crate::draft::DraftStats;
+use crate::engine::Engine;
+use crate::sample::Sampling;
+use crate::session::{Finish, Outcome};
+
+/// A job whose turn has not come.
+pub(super) struct Waiting {
+    pub id: JobId,
+    pub prompt: Vec<u32>,
+    pub max_tokens: Option<usize>,
+    pub sampling: Sampling,
+    pub stops: Vec<u32>,
+    pub constraint: Option<Box<dyn Constraint + Send>>,
+    pub priority: Priority,
+    pub cancel: CancelToken,
+    pub events: Events,
+    /// When it was taken on.
+    pub since: Instant,
+}
+
+/// The job that runs.
+struct Running {
+    id: JobId,
+    cancel: CancelToken,
+    since: Instant,
+    /// How long it takes in all, by what was measured.
+    expected: Option<Duration>,
+}
+
+/// Whether jobs are taken on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// They are.
+    Ready,
+    /// Not any more: the program is ending.
+    Draining,
+    /// Never again: the engine has failed.
+    Failed {
+        /// What happened.
+        reason: String,
+    },
+}
+
+/// What was done since the start, in numbers that only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Totals {
+    /// Jobs taken on.
+    pub submitted: u64,
+    /// Jobs not taken on because too many waited.
+    pub refused: u64,
+    /// Jobs that were answered.
+    pub completed: u64,
+    /// Jobs that were cancelled, waiting or running.
+    pub cancelled: u64,
+    /// Jobs that failed.
+    pub failed: u64,
+    /// Tokens of prompts that were computed.
+    pub prompt_tokens: u64,
+    /// Tokens of prompts that were known.
+    pub reused_tokens: u64,
+    /// Tokens of answers.
+    pub new_tokens: u64,
+    /// Time that prompts took.
+    pub prefill: Duration,
+    /// Time that answers took.
+    pub decode: Duration,
+    /// Time between the submission of jobs and their turn.
+    pub waited: Duration,
+    /// What became of drafts.
+    pub drafts: DraftStats,
+}
+
+/// How a scheduler stands.
+#[derive(Clone, Debug)]
+pub struct SchedulerState {
+    /// Whether jobs are taken on.
+    pub health: Health,
+    /// Jobs that wait and somebody waits for.
+    pub waiting: usize,
+    /// Batch jobs that wait.
+    pub waiting_batch: usize,
+    /// Jobs that run.
+    pub running: usize,
+    /// Jobs that may wait at most.
+    pub queue: usize,
+    /// What was done.
+    pub totals: Totals,
+    /// Expert streaming, as of the last job.
+    pub experts: Counters,
+    /// KV blocks that hold sequences, and KV blocks that there may be.
+    pub kv_blocks: (usize, usize),
+    /// Slots for experts.
+    pub slots: usize,
+    /// What is wrong with keeping prefixes on disk, if anything.
+    pub keeping: Option<String>,
+}
+
+/// Jobs and counts, behind one lock.
+pub(super) struct Queue {
+    health: Health,
+    waiting: VecDeque<Waiting>,
+    /// Jobs that were taken on and are about to be pushed.
+    reserved: usize,
+    running: Option<Running>,
+    next_id: u64,
+    pub totals: Totals,
+    pub rates: Rates,
+    experts: Counters,
+    kv_blocks: (usize, usize),
+    slots: usize,
+    pub keeping: Option<String>,
+    /// The engine, once its thread is over.
+    pub engine: Option<Engine>,
+    over: bool,
+}
+
+impl Queue {
+    pub fn new(engine: &Engine) -> Self {
+        let mut queue = Self {
+            health: Health::Ready,
+            waiting: VecDeque::new(),
+            reserved: 0,
+            running: None,
+            next_id: 1,
+            totals: Totals::default(),
+            rates: Rates::default(),
+            experts: Counters::default(),
+            kv_blocks: (0, 0),
+            slots: 0,
+            keeping: None,
+            engine: None,
+            over: false,
+        };
+        queue.look_at(engine);
+        queue
+    }
+
+    /// Takes over what the engine counts.
+    pub fn look_at(&mut self, engine: &Engine) {
+        self.experts = engine.counters();
+        self.kv_blocks = engine.prefix_blocks();
+        self.slots = engine.store.slots();
+    }
+
+    /// An error unless jobs are taken on.
+    pub fn open(&self) -> Result<(), Refused> {
+        match &self.health {
+            Health::Ready => Ok(()),
+            Health::Draining => Err(Refused::Draining),
+            Health::Failed { reason } => Err(Refused::EngineFailed { reason: reason.clone() }),
+        }
+    }
+
+    /// Jobs whose turn has not come.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len() + self.reserved
+    }
+
+    /// Whether a job that came now had to wait.
+    pub fn is_busy(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// A name and a place for a job; how many are ahead of it.
+    pub fn reserve(&mut self) -> (JobId, usize) {
+        let ahead = self.waiting() + usize::from(self.running.is_some());
+        let id = JobId(self.next_id);
+        self.next_id += 1;
+        self.reserved += 1;
+        self.totals.submitted += 1;
+        (id, ahead)
+    }
+
+    /// Puts a job into its reserved place, or gives it back where that is no more.
+    pub fn push(&mut self, waiting: Waiting) -> Result<(), (Waiting, JobError)> {
+        self.reserved -= 1;
+        match &self.health {
+            Health::Ready => {
+                self.waiting.push_back(waiting);
+                Ok(())
+            }
+            Health::Draining => {
+                self.totals.failed += 1;
+                Err((waiting, JobError::ShuttingDown))
+            }
+            Health::Failed { reason } => {
+                self.totals.failed += 1;
+                let reason = reason.clone();
+                Err((waiting, JobError::EngineFailed { reason }))
+            }
+        }
+    }
+
+    /// The job whose turn it is, running from now on: the first that somebody waits for, else the first.
+    pub fn next(&mut self) -> Option<Waiting> {
+        let interactive = |waiting: &Waiting| waiting.priority == Priority::Interactive;
+        let at = self.waiting.iter().position(interactive).unwrap_or(0);
+        let next = self.waiting.remove(at)?;
+        let now = Instant::now();
+        self.totals.waited += now - next.since;
+        let expected = self.rates.whole(next.prompt.len(), next.max_tokens);
+        self.running = Some(Running { id: next.id, cancel: next.cancel.clone(), since: now, expected });
+        Some(next)
+    }
+
+    /// Counts what became of the job that ran.
+    pub fn ended(&mut self, reused: usize, outcome: Option<&Outcome>) {
+        self.running = None;
+        let Some(Outcome { finish, stats }) = outcome else {
+            self.totals.failed += 1;
+            return;
+        };
+        match finish {
+            Finish::Cancelled => self.totals.cancelled += 1,
+            _ => self.totals.completed += 1,
+        }
+        self.totals.prompt_tokens += stats.prompt_tokens as u64;
+        self.totals.reused_tokens += reused as u64;
+        self.totals.new_tokens += stats.new_tokens as u64;
+        self.totals.prefill += stats.prefill;
+        self.totals.decode += stats.decode;
+        self.totals.drafts.join(&stats.drafts);
+        self.rates.learn(stats);
+    }
+
+    /// How long a job that came now would wait.
+    pub fn wait(&self, now: Instant) -> Option<Duration> {
+        let running = match &self.running {
+            Some(running) => running.expected?.saturating_sub(now - running.since),
+            None => Duration::ZERO,
+        };
+        let each = self.waiting.iter().map(|job| self.rates.whole(job.prompt.len(), job.max_tokens));
+        each.sum::<Option<Duration>>().and_then(|waiting| waiting.checked_add(running))
+    }
+
+    /// Raises the token of a job.
+    pub fn cancel(&mut self, id: JobId) {
+        let running = self.running.iter().map(|running| (running.id, &running.cancel));
+        let waiting = self.waiting.iter().map(|waiting| (waiting.id, &waiting.cancel));
+        running.chain(waiting).filter(|(known, _)| *known == id).for_each(|(_, cancel)| cancel.cancel());
+    }
+
+    /// Raises the tokens of all jobs.
+    pub fn cancel_all(&mut self) {
+        self.running.iter().for_each(|running| running.cancel.cancel());
+        self.waiting.iter().for_each(|waiting| waiting.cancel.cancel());
+    }
+
+    /// Takes out what was cancelled while it waited.
+    pub fn take_cancelled(&mut self) -> Vec<Waiting> {
+        let cancelled = take(&mut self.waiting, |waiting| waiting.cancel.is_cancelled());
+        self.totals.cancelled += cancelled.len() as u64;
+        cancelled
+    }
+
+    /// Takes nothing on any more, and takes out the batch work that waits.
+    pub fn close(&mut self) -> Vec<Waiting> {
+        if self.health == Health::Ready {
+            self.health = Health::Draining;
+        }
+        let batch = take(&mut self.waiting, |waiting| waiting.priority == Priority::Batch);
+        self.totals.failed += batch.len() as u64;
+        batch
+    }
+
+    /// The engine cannot go on; all that waits is taken out.
+    pub fn fail(&mut self, reason: &str) -> Vec<Waiting> {
+        self.health = Health::Failed { reason: reason.to_owned() };
+        let running = self.running.take();
+        let waiting = take(&mut self.waiting, |_| true);
+        self.totals.failed += (running.iter().count() + waiting.len()) as u64;
+        waiting
+    }
+
+    /// Whether the engine's thread has nothing left to do, and gets nothing more.
+    pub fn is_finished(&self) -> bool {
+        self.health != Health::Ready && self.waiting() == 0
+    }
+
+    /// Whether there is something to do, or the end has come.
+    pub fn wants_attention(&self) -> bool {
+        !self.waiting.is_empty() || self.is_finished()
+    }
+
+    /// The engine's thread is over.
+    pub fn leave(&mut self, engine: Option<Engine>) {
+        self.engine = engine;
+        self.over = true;
+    }
+
+    /// Whether the engine's thread is over.
+    pub fn is_over(&self) -> bool {
+        self.over
+    }
+
+    pub fn state(&self, queue: usize) -> SchedulerState {
+        let waiting_batch = self.waiting.iter().filter(|job| job.priority == Priority::Batch).count();
+        SchedulerState {
+            health: self.health.clone(),
+            waiting: self.waiting() - waiting_batch,
+            waiting_batch,
+            running: usize::from(self.running.is_some()),
+            queue,
+            totals: self.totals,
+            experts: self.experts,
+            kv_blocks: self.kv_blocks,
+            slots: self.slots,
+            keeping: self.keeping.clone(),
+        }
+    }
+}
+
+/// Takes out what `wanted` says, in order.
+fn take(waiting: &mut VecDeque<Waiting>, wanted: impl Fn(&Waiting) -> bool) -> Vec<Waiting> {
+    let (taken, left) = std::mem::take(waiting).into_iter().partition::<Vec<_>, _>(wanted);
+    *waiting = left.into();
+    taken
+}
