@@ -110,6 +110,29 @@ pub trait Constraint {
     fn agrees(&mut self, tokens: &[u32]) -> Result<usize, ConstraintError>;
 }
 
+/// One that is lent.
+impl<C: Constraint + ?Sized> Constraint for &mut C {
+    fn ending(&mut self) -> Result<Ending, ConstraintError> {
+        (**self).ending()
+    }
+
+    fn allowed(&mut self, set: &mut TokenSet) -> Result<bool, ConstraintError> {
+        (**self).allowed(set)
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
+        (**self).accept(token)
+    }
+
+    fn forced(&mut self, tokens: &mut Vec<u32>) -> Result<(), ConstraintError> {
+        (**self).forced(tokens)
+    }
+
+    fn agrees(&mut self, tokens: &[u32]) -> Result<usize, ConstraintError> {
+        (**self).agrees(tokens)
+    }
+}
+
 /// Why a constraint cannot say what comes next.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -133,6 +156,12 @@ pub enum ConstraintError {
         "the grammar leads nowhere: no token of this model can continue the answer, and it is not complete"
     )]
     DeadEnd,
+    /// What decides it failed.
+    #[error("the grammar's engine failed: {reason}; please report this as a bug")]
+    Broken {
+        /// What it said.
+        reason: String,
+    },
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! The choice of a request's tokens, one behind every row of logits: sampling, a constraint if there is one, and the
 //! tokens that end the answer.
 
+use std::borrow::Cow;
+
 use forebay_core::{Constraint, Ending, TokenSet};
 
 use crate::sample::{Logprobs, Sampler, Sampling};
@@ -25,26 +27,26 @@ pub(crate) enum Choice {
 }
 
 /// Chooses the tokens of one request, in their order.
-pub(crate) struct Chooser<'r, 'c> {
+pub(crate) struct Chooser<'r> {
     sampler: Sampler,
-    constraint: Option<&'c mut (dyn Constraint + 'c)>,
-    stops: &'r [u32],
+    constraint: Option<Box<dyn Constraint + 'r>>,
+    stops: Cow<'r, [u32]>,
     allowed: TokenSet,
 }
 
-impl<'r, 'c> Chooser<'r, 'c> {
+impl<'r> Chooser<'r> {
     /// A chooser at the start of an answer behind the tokens of `prompt`, in a vocabulary of `vocab` tokens.
     pub(crate) fn new(
         sampling: &Sampling,
-        constraint: Option<&'c mut (dyn Constraint + 'c)>,
-        stops: &'r [u32],
+        constraint: Option<Box<dyn Constraint + 'r>>,
+        stops: impl Into<Cow<'r, [u32]>>,
         vocab: usize,
         prompt: impl Iterator<Item = u32>,
     ) -> Result<Self, GenerateError> {
         let mut sampler = Sampler::new(sampling.clone())?;
         sampling.check_tokens(vocab)?;
         sampler.prompt(prompt);
-        Ok(Self { sampler, constraint, stops, allowed: TokenSet::new() })
+        Ok(Self { sampler, constraint, stops: stops.into(), allowed: TokenSet::new() })
     }
 
     /// What comes behind `logits`. It is part of the answer from now on: the next call is for the row behind it.

@@ -14,7 +14,8 @@ use forebay_kernels::{Isa, IsaUnavailable, Kernels, Team};
 use forebay_model::experts::Rooms;
 use forebay_model::{
     Arith, Capability, Context, EmbeddingPlace, ExpertTable, KvCache, KvDtype, KvParts, KvPool, LoadedParts,
-    Model, ModelSpec, Phase, SlotCodes, Snapshot, SnapshotError, SnapshotOptions, WeightError, Work,
+    Model, ModelSpec, Phase, Profile, SlotCodes, Snapshot, SnapshotError, SnapshotOptions, WeightError, Work,
+    Workspace,
 };
 use forebay_tiers::{
     ConfigError, Counters, ExpertStore, LayerExperts, LookAhead, Machine, Policy, StoreConfig, ThisMachine,
@@ -128,6 +129,17 @@ impl EngineOptions {
     /// next best, which [`Engine::way`] tells.
     pub fn way(&self, plan: &Plan) -> Way {
         self.io.way(plan.holds_everything())
+    }
+
+    /// The same for a server: where nobody said how many sequences the KV cache has room for at once, as many as cost
+    /// hardly any expert slot ([`sequences_for`](plan::sequences_for)).
+    pub fn for_serving(self, snapshot: &Snapshot) -> Self {
+        if self.sequences > 0 {
+            return self;
+        }
+        let request = self.plan_request(snapshot);
+        let (context, sequences) = plan::sequences_for(snapshot, &request, &MemoryInfo::read());
+        Self { context: self.context.or(context), sequences, ..self }
     }
 
     fn threads(&self) -> usize {
@@ -291,6 +303,8 @@ pub struct Engine {
     kv_pool: Arc<KvPool>,
     /// What earlier sequences left to go on from.
     pub(crate) prefixes: Prefixes,
+    /// The buffers of passes, whichever sequences they are for.
+    pub(crate) workspace: Workspace,
 }
 
 impl Engine {
@@ -387,6 +401,7 @@ impl Engine {
         let parts = KvParts { index: snapshot.sparse_attention.is_active(), mtp: model.mtp.is_some() };
         let kv_pool = kv_pool(&model.spec, &plan, &options, parts)?;
         Ok(Self {
+            workspace: Workspace::new(plan.block),
             prefixes: Prefixes::new(kv_pool.clone()),
             kv_pool,
             model,
@@ -525,6 +540,16 @@ impl Engine {
         self.store.counters()
     }
 
+    /// Where the time of passes went.
+    pub fn profile(&mut self) -> &mut Profile {
+        &mut self.workspace.profile
+    }
+
+    /// Hidden state (before the final norm) of row `row` of the last pass.
+    pub fn hidden(&self, row: usize) -> &[f32] {
+        self.workspace.hidden(self.spec(), row)
+    }
+
     /// The expert store, for measurements.
     pub fn store(&mut self) -> &mut ExpertStore {
         &mut self.store
@@ -540,12 +565,17 @@ impl Engine {
         self.model.mtp.is_some()
     }
 
+    /// KV blocks that there may be.
+    pub(crate) fn kv_blocks(&self) -> usize {
+        self.kv_pool.blocks()
+    }
+
     pub(crate) fn new_kv(&self) -> KvCache {
         KvCache::new(self.kv_pool.clone(), self.plan.context)
     }
 
-    /// What a pass computes with, and the store it streams from.
-    pub(crate) fn split(&mut self) -> (Context<'_>, &mut ExpertStore) {
+    /// What a pass computes with, the store it streams from, and its buffers.
+    pub(crate) fn split(&mut self) -> (Context<'_>, &mut ExpertStore, &mut Workspace) {
         let ctx = Context {
             model: &self.model,
             table: &self.table,
@@ -554,7 +584,7 @@ impl Engine {
             arith: self.options.arith,
             force_selection: self.options.force_selection,
         };
-        (ctx, &mut self.store)
+        (ctx, &mut self.store, &mut self.workspace)
     }
 }
 

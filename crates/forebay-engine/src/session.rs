@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use forebay_core::{CancelToken, Constraint, ConstraintError};
 use forebay_model::workspace::LOGIT_ROWS;
-use forebay_model::{ForwardError, KvCache, Phase, Profile, Trace, Watch, Workspace, forward, logits};
+use forebay_model::{ForwardError, KvCache, Part, Phase, Trace, Watch, forward, logits};
 use forebay_tiers::Counters;
 
 pub use crate::choose::Token;
@@ -17,6 +17,7 @@ use crate::choose::{Choice, Chooser};
 use crate::draft::{DraftStats, Foretold};
 use crate::engine::Engine;
 use crate::sample::{SampleError, Sampling, argmax, log_probability};
+pub(crate) use forced::Proposed;
 pub use prefixes::Reused;
 
 /// What to generate.
@@ -68,7 +69,7 @@ pub struct PassStats {
 }
 
 /// What there was before a pass.
-struct PassStart {
+pub(crate) struct PassStart {
     started: Instant,
     experts: Counters,
     phases: [Duration; Phase::ALL.len()],
@@ -160,24 +161,23 @@ pub struct TokenScore {
 
 /// One sequence. Belongs to the engine that made it.
 pub struct Session {
-    kv: KvCache,
+    pub(crate) kv: KvCache,
     /// The tokens in the cache.
     tokens: Vec<u32>,
     /// The last emitted token, if it is not in the cache yet.
-    pending: Option<u32>,
+    pub(crate) pending: Option<u32>,
     /// The token behind the cache's last that its MTP row was made with, if that is known already.
     behind: Option<u32>,
     /// Logits after the last token in the cache; empty before the first pass.
-    logits: Vec<f32>,
+    pub(crate) logits: Vec<f32>,
     /// The drafts of the pass to come.
-    drafts: Vec<u32>,
+    pub(crate) drafts: Vec<u32>,
     /// Drafts for measurements.
     foretold: Option<Foretold>,
-    workspace: Workspace,
 }
 
 impl Session {
-    /// An empty sequence with the planned context. The engine's plan has room for one.
+    /// An empty sequence with the planned context. The engine's plan has room for as many as it was asked for.
     pub fn new(engine: &Engine) -> Self {
         Self {
             kv: engine.new_kv(),
@@ -187,7 +187,6 @@ impl Session {
             logits: Vec::new(),
             drafts: Vec::new(),
             foretold: None,
-            workspace: Workspace::new(engine.plan().block),
         }
     }
 
@@ -211,19 +210,9 @@ impl Session {
         &self.logits
     }
 
-    /// Hidden state (before the final norm) of row `row` of the last pass.
-    pub fn hidden(&self, engine: &Engine, row: usize) -> &[f32] {
-        self.workspace.hidden(engine.spec(), row)
-    }
-
     /// Takes drafts from here instead of the model or the text, or no longer.
     pub fn foretell(&mut self, foretold: Option<Foretold>) {
         self.foretold = foretold;
-    }
-
-    /// Where the time of this sequence's passes went.
-    pub fn profile(&mut self) -> &mut Profile {
-        &mut self.workspace.profile
     }
 
     /// Forgets everything from position `len` on, a pending token included.
@@ -276,7 +265,7 @@ impl Session {
     ) -> Result<Outcome, GenerateError> {
         let before = self.tokens.iter().copied().chain(self.pending).chain(request.prompt.iter().copied());
         let vocab = engine.spec().vocab;
-        let constraint = constraint.map(|constraint| constraint as &mut dyn Constraint);
+        let constraint = constraint.map(|constraint| Box::new(constraint) as Box<dyn Constraint>);
         let mut chooser = Chooser::new(&request.sampling, constraint, request.stops, vocab, before)?;
         // What was read while nobody asked for anything is not this answer's cost.
         engine.store.work_begins();
@@ -302,7 +291,7 @@ impl Session {
         cancel: &CancelToken,
         trace: &mut Option<&mut (dyn Trace + '_)>,
         on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
-        chooser: &mut Chooser<'_, '_>,
+        chooser: &mut Chooser<'_>,
         stats: &mut Stats,
         started: Instant,
     ) -> Result<Finish, GenerateError> {
@@ -341,12 +330,12 @@ impl Session {
                 return Ok(Finish::Context);
             }
             let left = request.max_tokens - stats.new_tokens;
-            let proposed = self.propose_within(engine, id, left, chooser, cancel)?;
+            let proposed = self.propose_within(engine, id, left, chooser, true, cancel)?;
             stats.decode_passes += 1;
             let Some(verified) = self.verify(engine, id, chooser, cancel, trace, on_event)? else {
                 return Ok(Finish::Cancelled);
             };
-            proposed.count(engine, &verified, &mut stats.drafts);
+            proposed.count(engine, verified.accepted, &verified.pass, true, &mut stats.drafts);
             stats.decode_experts = engine.counters().since(&prefilled);
             stats.decode_disk = engine.store.disk_time().saturating_sub(disk);
             stats.new_tokens += verified.emitted;
@@ -410,16 +399,16 @@ impl Session {
         trace: &mut Option<&mut (dyn Trace + '_)>,
         layers_done: &mut dyn FnMut(usize, u64),
     ) -> Result<Option<PassStats>, GenerateError> {
-        let start = self.pass_starts(engine);
+        let start = pass_starts(engine);
         if !self.pass(engine, tokens, cancel, trace, layers_done)? {
             return Ok(None);
         }
-        self.keep(engine, tokens, tokens.len())?;
-        let (ctx, _) = engine.split();
+        self.keep(engine, tokens, 0..tokens.len())?;
+        let (ctx, _, ws) = engine.split();
         let last = tokens.len() - 1..tokens.len();
         self.logits.clear();
-        self.logits.extend_from_slice(logits(ctx, &mut self.workspace, last));
-        Ok(Some(self.pass_stats(engine, tokens.len(), &start)))
+        self.logits.extend_from_slice(logits(ctx, ws, last));
+        Ok(Some(pass_stats(engine, tokens.len(), &start)))
     }
 
     /// One pass over `tokens`, which are in the KV cache afterwards. `false` if it was cancelled.
@@ -433,32 +422,21 @@ impl Session {
     ) -> Result<bool, GenerateError> {
         let room = self.kv.len()..self.kv.len() + tokens.len();
         engine.prefixes.make_room(&mut self.kv, room).map_err(ForwardError::from)?;
-        let (ctx, store) = engine.split();
+        let (ctx, store, ws) = engine.split();
         let trace = trace.as_mut().map(|t| &mut **t as &mut dyn Trace);
-        let mut watch = Watch { cancel, trace, layers_done };
-        match forward(ctx, store, &mut self.kv, tokens, &mut self.workspace, &mut watch) {
-            Ok(()) => Ok(true),
+        let mut watch = Watch { trace, layers_done, left: &mut |_, _| () };
+        let mut parts = [Part::new(&mut self.kv, tokens, cancel)];
+        forward(ctx, store, &mut parts, ws, &mut watch);
+        let [part] = parts;
+        match part.result() {
+            Ok(_) => Ok(true),
             Err(ForwardError::Cancelled) => Ok(false),
             Err(other) => Err(other.into()),
         }
     }
 
-    fn pass_starts(&self, engine: &Engine) -> PassStart {
-        let phases = self.workspace.profile.all();
-        PassStart { started: Instant::now(), experts: engine.counters(), phases }
-    }
-
-    fn pass_stats(&self, engine: &Engine, rows: usize, start: &PassStart) -> PassStats {
-        let mut phases = self.workspace.profile.all();
-        for (now, before) in phases.iter_mut().zip(start.phases) {
-            *now = now.saturating_sub(before);
-        }
-        let experts = engine.counters().since(&start.experts);
-        PassStats { rows, time: start.started.elapsed(), experts, phases }
-    }
-
     /// An error unless all of `tokens` exist and fit: nothing of a prompt that does not is run.
-    fn check(&self, engine: &Engine, tokens: &[u32]) -> Result<(), ForwardError> {
+    pub(crate) fn check(&self, engine: &Engine, tokens: &[u32]) -> Result<(), ForwardError> {
         let (used, capacity, vocab) = (self.kv.len(), self.kv.capacity(), engine.spec().vocab);
         if tokens.len() > capacity - used {
             return Err(ForwardError::ContextFull { tokens: tokens.len(), used, capacity });
@@ -508,15 +486,15 @@ impl Session {
         let (chunk, vocab) = (engine.plan().chunk, engine.spec().vocab);
         let mut at = 0;
         for tokens in tokens.chunks(chunk) {
-            let start = self.pass_starts(engine);
+            let start = pass_starts(engine);
             if !self.pass(engine, tokens, cancel, trace, &mut |_, _| ())? {
                 return Err(ForwardError::Cancelled.into());
             }
-            self.keep(engine, tokens, tokens.len())?;
-            let (ctx, _) = engine.split();
+            self.keep(engine, tokens, 0..tokens.len())?;
+            let (ctx, _, ws) = engine.split();
             for first in (0..tokens.len()).step_by(LOGIT_ROWS) {
                 let rows = first..tokens.len().min(first + LOGIT_ROWS);
-                let block = logits(ctx, &mut self.workspace, rows);
+                let block = logits(ctx, ws, rows);
                 for logits in block.chunks_exact(vocab) {
                     on_row(Row::Logits { at, logits });
                     at += 1;
@@ -524,7 +502,7 @@ impl Session {
                 self.logits.clear();
                 self.logits.extend_from_slice(&block[block.len() - vocab..]);
             }
-            on_row(Row::Pass(self.pass_stats(engine, tokens.len(), &start)));
+            on_row(Row::Pass(pass_stats(engine, tokens.len(), &start)));
         }
         engine.store.work_ends();
         Ok(())
@@ -566,6 +544,22 @@ impl Session {
             None => Ok(scores),
         }
     }
+}
+
+/// What there is before a pass.
+pub(crate) fn pass_starts(engine: &Engine) -> PassStart {
+    let phases = engine.workspace.profile.all();
+    PassStart { started: Instant::now(), experts: engine.counters(), phases }
+}
+
+/// What a pass over `rows` tokens cost.
+pub(crate) fn pass_stats(engine: &Engine, rows: usize, start: &PassStart) -> PassStats {
+    let mut phases = engine.workspace.profile.all();
+    for (now, before) in phases.iter_mut().zip(start.phases) {
+        *now = now.saturating_sub(before);
+    }
+    let experts = engine.counters().since(&start.experts);
+    PassStats { rows, time: start.started.elapsed(), experts, phases }
 }
 
 /// What running given tokens brings.

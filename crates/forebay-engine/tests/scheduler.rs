@@ -18,8 +18,9 @@ fn open() -> Engine {
     Engine::open(&demo(), options, &mut |_, _| {}).unwrap()
 }
 
+/// One job at a time; several at once are `together.rs`.
 fn start(limits: Limits) -> Scheduler {
-    Scheduler::start(open(), limits).unwrap()
+    Scheduler::start(open(), Limits { running: 1, ..limits }).unwrap()
 }
 
 /// Token `at` of the held-out text and those behind it.
@@ -214,7 +215,7 @@ fn without_a_limit_the_context_ends_an_answer() {
 
 #[test]
 fn what_cannot_be_served_is_refused() {
-    let scheduler = start(Limits { queue: 1, warm_up: false });
+    let scheduler = start(Limits { queue: 1, warm_up: false, ..Limits::default() });
     let (send, events) = channel();
     let refused = |job: Job| scheduler.submit(job).unwrap_err();
     assert!(matches!(refused(job(9, Vec::new(), 1, &send)), Refused::NoTokens));
@@ -280,57 +281,6 @@ fn a_deadline_cuts_what_is_left() {
         ends_once(&of(&found, name));
         assert_eq!(finish(&of(&found, name)), Finish::Cancelled);
     }
-}
-
-/// A fault of ours, in the middle of a pass.
-struct Panics(usize);
-
-impl Constraint for Panics {
-    fn ending(&mut self) -> Result<Ending, ConstraintError> {
-        assert!(self.0 > 0, "a fault on purpose");
-        self.0 -= 1;
-        Ok(Ending::May)
-    }
-
-    fn allowed(&mut self, _: &mut TokenSet) -> Result<bool, ConstraintError> {
-        Ok(false)
-    }
-
-    fn accept(&mut self, _: u32) -> Result<(), ConstraintError> {
-        Ok(())
-    }
-
-    fn forced(&mut self, tokens: &mut Vec<u32>) -> Result<(), ConstraintError> {
-        tokens.clear();
-        Ok(())
-    }
-
-    fn agrees(&mut self, tokens: &[u32]) -> Result<usize, ConstraintError> {
-        Ok(tokens.len())
-    }
-}
-
-#[test]
-fn a_panic_is_contained_and_told() {
-    let scheduler = start(Limits::default());
-    let (send, events) = channel();
-    let panics = Job { constraint: Some(Box::new(Panics(5))), ..job(0, prompt(0, 40), 30, &send) };
-    scheduler.submit(panics).unwrap();
-    let behind = scheduler.submit(job(1, prompt(0, 10), 2, &send));
-    drop(send);
-    let found = all(events);
-    ends_once(&of(&found, 0));
-    for name in 0..1 + usize::from(behind.is_ok()) {
-        let events = of(&found, name);
-        let Some(JobEvent::Failed(JobError::EngineFailed { reason })) = events.last() else {
-            panic!("{events:?}")
-        };
-        assert!(reason.contains("a fault on purpose"), "{reason}");
-    }
-    assert!(matches!(scheduler.state().health, Health::Failed { reason } if reason.contains("on purpose")));
-    let (send, _) = channel();
-    assert!(matches!(scheduler.submit(job(2, prompt(0, 10), 2, &send)), Err(Refused::EngineFailed { .. })));
-    assert!(scheduler.drain(Duration::from_secs(1)).is_none());
 }
 
 /// A constraint that fails fails its own job only.

@@ -56,7 +56,7 @@ fn prefill_matches_the_published_values() {
         assert_eq!(id, want_id);
         close(&[logit], &[want_logit], 1e-4, "top logit");
     }
-    let hidden = session.hidden(&engine, 19);
+    let hidden = engine.hidden(19);
     close(hidden, &[3.277186, -3.678388, 0.222817, 0.755352], 2e-5, "hidden");
     let norm = hidden.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
     assert!((norm - 16.21808).abs() < 1e-4, "{norm}");

@@ -125,7 +125,7 @@ fn activations_stay_in_range_over_many_layers() {
         let planned = tune::planned_growth(engine.spec()).sqrt();
         assert!(planned < 4.1, "{planned}");
         for position in [0, 1, 20, 199] {
-            let hidden = session.hidden(&engine, position);
+            let hidden = engine.hidden(position);
             let square = hidden.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
             let size = (square / hidden.len() as f64).sqrt();
             println!("{} layers, position {position}: {size:.2}, planned {planned:.2}", dense + moe);

@@ -6,7 +6,6 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use forebay_core::CancelToken;
 use forebay_core::coded::CodedError;
 use forebay_kernels::{Input, Kernels, MatmulJob, RouterError, Team, matmul_many};
 use forebay_tiers::{ExpertError, ExpertStore};
@@ -18,6 +17,7 @@ use crate::families::roles::Role;
 use crate::kv::{KvCache, NoBlock};
 use crate::mlp::{MlpScratch, mlp};
 use crate::moe;
+use crate::pass::{Part, Pass, keep_rows};
 use crate::profile::Phase;
 use crate::spec::ModelSpec;
 use crate::trace::Trace;
@@ -189,53 +189,90 @@ impl Context<'_> {
     }
 }
 
-/// What may look on while a pass runs, and stop it.
+/// What may look on while a pass runs.
 pub struct Watch<'w> {
-    /// Raised to stop.
-    pub cancel: &'w CancelToken,
     /// Sees what was chosen.
     pub trace: Option<&'w mut (dyn Trace + 'w)>,
     /// Told after each layer how many are done, and how many bytes of experts were read for steps since the store was
     /// opened.
     pub layers_done: &'w mut dyn FnMut(usize, u64),
+    /// Told at once when a sequence leaves the pass, which may take long to end for the others: its place among the
+    /// parts, and why.
+    pub left: &'w mut dyn FnMut(usize, &ForwardError),
 }
 
-/// Runs `tokens` at the positions after `kv`'s length and appends them to the cache.
+/// Runs the tokens of every part at the positions after its cache's length and appends them to it.
 ///
 /// Layer after layer, all rows of the pass go through each: an expert is read once for all of
-/// them. Where rows need room, they go through in blocks.
+/// them, whichever sequences they belong to. Where rows need room, they go through in blocks. A row's result is the
+/// same to the last bit whatever rows are beside it.
 ///
-/// On success the cache is longer by the tokens, [`Workspace::hidden`] holds their hidden
-/// states and [`logits`] can be asked for. On any error the cache keeps its length.
+/// A part whose tokens ran has a cache that is longer by them; [`Part::result`] says which rows were its own,
+/// [`Workspace::hidden`] holds their hidden states and [`logits`] can be asked for. An error ends the part that it is
+/// about, whose cache keeps its length, and no other: a token or a context that does not fit, a cancellation, a value
+/// that is not finite, an expert that cannot be had and that it chose.
 pub fn forward(
     ctx: Context<'_>,
     store: &mut ExpertStore,
-    kv: &mut KvCache,
-    tokens: &[u32],
+    parts: &mut [Part<'_>],
     ws: &mut Workspace,
     watch: &mut Watch<'_>,
-) -> Result<(), ForwardError> {
+) {
     let spec = &ctx.model.spec;
-    let start = kv.len();
-    check_tokens(spec, kv, tokens)?;
-    kv.prepare(start..start + tokens.len())?;
-    if let Some(trace) = watch.trace.as_deref_mut() {
-        trace.began(start, tokens.len());
+    let mut pass = Pass::new(parts, &mut *watch.left);
+    for at in 0..pass.parts.len() {
+        if let Err(error) = prepare(spec, &mut pass.parts[at]) {
+            pass.fail(at, error);
+        }
     }
+    pass.lay_out(|part| part.kv.len());
     ws.profile.start();
-    resize(&mut ws.x, tokens.len() * spec.hidden);
-    ctx.model.embedding.rows(tokens, &mut ws.x)?;
-    ws.attention.begin(ctx.model, start, tokens.len());
+    resize(&mut ws.x, pass.rows() * spec.hidden);
+    for span in pass.spans().to_vec() {
+        if let Some(trace) = watch.trace.as_deref_mut() {
+            trace.began(span.position, span.rows);
+        }
+        let x = &mut ws.x[span.first * spec.hidden..span.end() * spec.hidden];
+        if let Err(error) = ctx.model.embedding.rows(pass.parts[span.part].tokens, x) {
+            pass.fail(span.part, error.into());
+        }
+    }
+    ws.attention.begin(ctx.model, pass.spans());
+    take_out(spec, &mut pass, ws);
+    if pass.is_over() {
+        return;
+    }
     // The disk need not wait until the dense layers are done.
     moe::guess_on_the_way(ctx, 0, store, &mut ws.moe, &mut ws.profile, &ws.x);
     for l in 0..ctx.model.layers.len() {
-        run_layer(ctx, l, store, kv, ws, watch)?;
-        check_finite(ctx, &ws.x, l, start)?;
+        run_layer(ctx, l, store, &mut pass, ws, watch.trace.as_deref_mut());
+        if pass.is_over() {
+            return;
+        }
+        check_finite(ctx, &ws.x, l, &mut pass);
+        take_out(spec, &mut pass, ws);
+        if pass.is_over() {
+            return;
+        }
         ws.profile.lap(Phase::Norms);
         (watch.layers_done)(l + 1, store.counters().step_bytes());
     }
-    kv.advance(tokens.len());
-    Ok(())
+    pass.advance();
+}
+
+/// Whether a part can run, which then has room for its rows.
+fn prepare(spec: &ModelSpec, part: &mut Part<'_>) -> Result<(), ForwardError> {
+    check_tokens(spec, part.kv, part.tokens)?;
+    let start = part.kv.len();
+    Ok(part.kv.prepare(start..start + part.tokens.len())?)
+}
+
+/// Takes the rows of sequences that left out of the pass.
+fn take_out(spec: &ModelSpec, pass: &mut Pass<'_, '_>, ws: &mut Workspace) {
+    if let Some(stay) = pass.take_out() {
+        keep_rows(&mut ws.x, spec.hidden, &stay);
+        ws.attention.keep_rows(&stay);
+    }
 }
 
 /// One layer over all rows of the pass.
@@ -243,32 +280,38 @@ pub(crate) fn run_layer(
     ctx: Context<'_>,
     l: usize,
     store: &mut ExpertStore,
-    kv: &mut KvCache,
+    pass: &mut Pass<'_, '_>,
     ws: &mut Workspace,
-    watch: &mut Watch<'_>,
-) -> Result<(), ForwardError> {
+    mut trace: Option<&mut (dyn Trace + '_)>,
+) {
     let spec = &ctx.model.spec;
     let layer = ctx.model.layer(l);
-    let (start, rows) = (ws.attention.start(), ws.x.len() / spec.hidden);
+    let rows = pass.rows();
     let site = match &layer.ffn {
         Ffn::Dense(_) => None,
         Ffn::Sparse { router, bias, shared } => {
-            let shared = shared.as_ref();
-            Some(moe::Site { layer: l, start, router, bias, shared, cancel: watch.cancel })
+            Some(moe::Site { layer: l, router, bias, shared: shared.as_ref() })
         }
     };
     if let Some(site) = &site {
         moe::begin(ctx, site, rows, &mut ws.moe);
-        if let Some(trace) = watch.trace.as_deref_mut() {
+        if let Some(trace) = trace.as_deref_mut() {
             trace.resident(l, &store.resident_in(l as u32));
         }
     }
     for first in (0..rows).step_by(ws.block_rows()) {
-        if watch.cancel.is_cancelled() {
-            return Err(ForwardError::Cancelled);
+        pass.look_for_cancellations();
+        if pass.is_over() {
+            return;
         }
         let block = first..rows.min(first + ws.block_rows());
         let x = &mut ws.x[block.start * spec.hidden..block.end * spec.hidden];
+        if pass.all_left(&block) {
+            if site.is_some() {
+                moe::pass_over(ctx, x, &mut ws.quantised, &mut ws.moe);
+            }
+            continue;
+        }
         resize(&mut ws.normed, x.len());
         resize(&mut ws.update, x.len());
         ctx.rms_norms(x, &layer.input_norm, spec.norm_eps, &mut ws.normed);
@@ -276,13 +319,13 @@ pub(crate) fn run_layer(
         attention::attention(
             ctx,
             l,
-            kv,
+            pass,
             block,
             &ws.normed,
             &mut ws.quantised,
             &mut ws.attention,
             &mut ws.profile,
-            watch.trace.as_deref_mut(),
+            trace.as_deref_mut(),
             &mut ws.update,
         );
         ctx.add(x, &ws.update);
@@ -295,19 +338,16 @@ pub(crate) fn run_layer(
                 ctx.add(x, &ws.update);
             }
             (Ffn::Sparse { .. }, Some(site)) => {
-                let trace = watch.trace.as_deref_mut();
-                moe::admit(ctx, site, &ws.normed, &mut ws.quantised, &mut ws.moe, trace)?;
+                let trace = trace.as_deref_mut();
+                moe::admit(ctx, site, pass, &ws.normed, &mut ws.quantised, &mut ws.moe, trace);
                 ws.profile.lap(Phase::Router);
             }
             (Ffn::Sparse { .. }, None) => unreachable!("every sparse layer has a site"),
         }
     }
     match site {
-        Some(site) => moe::add_experts(ctx, &site, store, &mut ws.moe, &mut ws.profile, &mut ws.x),
-        None => {
-            moe::guess_on_the_way(ctx, l + 1, store, &mut ws.moe, &mut ws.profile, &ws.x);
-            Ok(())
-        }
+        Some(site) => moe::add_experts(ctx, &site, store, pass, &mut ws.moe, &mut ws.profile, &mut ws.x),
+        None => moe::guess_on_the_way(ctx, l + 1, store, &mut ws.moe, &mut ws.profile, &ws.x),
     }
 }
 
@@ -328,22 +368,25 @@ fn dense(
 ///
 /// # Panics
 /// If more than [`LOGIT_ROWS`] rows are asked for, or rows the pass did not have.
-pub fn logits<'w>(ctx: Context<'_>, ws: &'w mut Workspace, rows: std::ops::Range<usize>) -> &'w [f32] {
+pub fn logits<'w>(
+    ctx: Context<'_>,
+    ws: &'w mut Workspace,
+    rows: impl ExactSizeIterator<Item = usize>,
+) -> &'w [f32] {
     let spec = &ctx.model.spec;
     assert!(rows.len() <= LOGIT_ROWS, "at most {LOGIT_ROWS} rows of logits at once");
     ws.profile.start();
-    head(ctx, ws, rows.start * spec.hidden..rows.end * spec.hidden, &ctx.model.final_norm)
+    ws.update.clear();
+    for row in rows {
+        ws.update.extend_from_slice(&ws.x[row * spec.hidden..(row + 1) * spec.hidden]);
+    }
+    head(ctx, ws, &ctx.model.final_norm)
 }
 
-/// The logits of values `range` of the residual stream, after this norm.
-pub(crate) fn head<'w>(
-    ctx: Context<'_>,
-    ws: &'w mut Workspace,
-    range: std::ops::Range<usize>,
-    norm: &[f32],
-) -> &'w [f32] {
+/// The logits of the rows of `ws.update`, after this norm.
+pub(crate) fn head<'w>(ctx: Context<'_>, ws: &'w mut Workspace, norm: &[f32]) -> &'w [f32] {
     let spec = &ctx.model.spec;
-    let x = &ws.x[range];
+    let x = &ws.update;
     resize(&mut ws.normed, x.len());
     ctx.rms_norms(x, norm, spec.norm_eps, &mut ws.normed);
     resize(&mut ws.logits, x.len() / spec.hidden * spec.vocab);
@@ -366,12 +409,8 @@ fn check_tokens(spec: &ModelSpec, kv: &KvCache, tokens: &[u32]) -> Result<(), Fo
     Ok(())
 }
 
-pub(crate) fn check_finite(
-    ctx: Context<'_>,
-    x: &[f32],
-    layer: usize,
-    start: usize,
-) -> Result<(), ForwardError> {
+/// Sequences leave whose residual stream is no longer finite.
+pub(crate) fn check_finite(ctx: Context<'_>, x: &[f32], layer: usize, pass: &mut Pass<'_, '_>) {
     let hidden = ctx.model.spec.hidden;
     let all_finite = |x: &[f32]| x.iter().fold(true, |all, v| all & v.is_finite());
     let found = AtomicBool::new(false);
@@ -382,8 +421,13 @@ pub(crate) fn check_finite(
         }
     });
     if !found.into_inner() {
-        return Ok(());
+        return;
     }
-    let row = x.chunks_exact(hidden).position(|row| !all_finite(row)).unwrap_or(0);
-    Err(ForwardError::NonFinite { layer, position: start + row })
+    for span in pass.spans().to_vec() {
+        let rows = x[span.first * hidden..span.end() * hidden].chunks_exact(hidden);
+        let found = rows.enumerate().find(|(_, row)| !all_finite(row));
+        if let Some((row, _)) = found {
+            pass.fail(span.part, ForwardError::NonFinite { layer, position: span.position + row });
+        }
+    }
 }

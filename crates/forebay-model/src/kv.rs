@@ -15,6 +15,8 @@ use forebay_kernels::{Blocks, KeyRows};
 pub use block::{BLOCK, CARRIES, KvBlock, KvDtype, KvLayout, KvParts, KvPool, NoBlock, SPARE_BLOCKS};
 use block::{Rows, Values};
 
+use crate::mtp::MtpState;
+
 /// The cache of one sequence: fixed capacity, moving length.
 #[derive(Clone, Debug)]
 pub struct KvCache {
@@ -24,6 +26,7 @@ pub struct KvCache {
     len: usize,
     /// Rows of the MTP layer, from position 0 on, that stem from verified tokens and hidden states.
     drafting: usize,
+    pub(crate) mtp: MtpState,
 }
 
 /// Where the rows of one kind and layer lie, block by block.
@@ -61,7 +64,7 @@ impl KeyBlocks<'_> {
 impl KvCache {
     /// An empty cache for up to `capacity` positions. Takes its blocks from `pool` as it grows.
     pub fn new(pool: Arc<KvPool>, capacity: usize) -> Self {
-        Self { pool, blocks: Vec::new(), capacity, len: 0, drafting: 0 }
+        Self { pool, blocks: Vec::new(), capacity, len: 0, drafting: 0, mtp: MtpState::default() }
     }
 
     /// Positions that are valid; the next one to be written.

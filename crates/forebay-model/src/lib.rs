@@ -5,8 +5,8 @@
 //! - [`snapshot`]: one model folder, checked as a whole before anything is allocated.
 //! - [`weights`]: the resident tensors, [`embedding`] apart. [`experts`]: the routed ones, as they are read.
 //! - [`kv`]: the cache of one sequence. [`forward`](mod@forward): the pass itself, with
-//!   [`attention`] and [`moe`] as its two halves and [`workspace`] as its buffers; [`mtp`]: the layer that
-//!   drafts tokens.
+//!   [`attention`] and [`moe`] as its two halves and [`workspace`] as its buffers; [`pass`]: the sequences whose
+//!   rows go through it; [`mtp`]: the layer that drafts tokens.
 //!
 //! This crate decides nothing about memory or time: the engine gives it a budgeted
 //! expert store and a thread team.
@@ -21,6 +21,7 @@ pub mod kv;
 mod mlp;
 pub mod moe;
 pub mod mtp;
+pub mod pass;
 pub mod profile;
 pub mod snapshot;
 pub mod spec;
@@ -33,6 +34,7 @@ pub use embedding::{Embedding, EmbeddingPlace};
 pub use experts::{ExpertTable, SlotCodes};
 pub use forward::{Context, ForwardError, Watch, forward, logits};
 pub use kv::{KvBlock, KvCache, KvDtype, KvLayout, KvParts, KvPool, NoBlock};
+pub use pass::Part;
 pub use profile::{Phase, Profile, Work};
 pub use snapshot::{MtpPart, Snapshot, SnapshotError, SnapshotOptions};
 pub use spec::{Capability, ModelSpec};

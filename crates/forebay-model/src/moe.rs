@@ -11,14 +11,16 @@ mod choose;
 mod guess;
 mod kept;
 
-use forebay_core::CancelToken;
+use std::ops::Range;
+
 use forebay_tiers::routes::Union;
-use forebay_tiers::{ExpertError, ExpertStore, Order};
+use forebay_tiers::{ExpertError, ExpertStore, Order, Step};
 
 use crate::arith::Arith;
 use crate::families::roles::Role;
 use crate::forward::{Context, ForwardError, SOME_ROWS};
 use crate::mlp::{MlpScratch, mlp};
+use crate::pass::Pass;
 use crate::profile::{Phase, Profile};
 use crate::spec::ModelSpec;
 use crate::trace::Trace;
@@ -42,16 +44,12 @@ const NONE: u32 = u32::MAX;
 pub(crate) struct Site<'a> {
     /// The layer.
     pub layer: usize,
-    /// Position of the pass's first row.
-    pub start: usize,
     /// Router matrix.
     pub router: &'a Matrix,
     /// Selection bias.
     pub bias: &'a [f32],
     /// The expert that every row goes through.
     pub shared: Option<&'a Mlp>,
-    /// Raised to stop.
-    pub cancel: &'a CancelToken,
 }
 
 /// Buffers of the routed part, reused from layer to layer.
@@ -63,9 +61,9 @@ pub(crate) struct MoeScratch {
     ids: Vec<u32>,
     /// `[rows, top_k]`: their weights.
     weights: Vec<f32>,
-    /// Distinct experts in routing order, and how many rows chose each.
+    /// Distinct experts in routing order that are still to be computed, and how many rows chose each.
     union: Union,
-    /// Per expert: the slots (`row * top_k + rank`) that chose it, ascending.
+    /// Per expert: the slots (`row * top_k + rank`) that chose it, ascending; none any more once it was computed.
     users: Vec<Vec<u32>>,
     /// The normalised rows of the pass.
     input: KeptInput,
@@ -120,31 +118,31 @@ pub(crate) fn begin(ctx: Context<'_>, site: &Site<'_>, rows: usize, scratch: &mu
     scratch.input.begin(spec.hidden, rows, int8, !int8 || !experts.all_integer || shared_floats);
 }
 
-/// Routes the next rows of the pass, whose normalised inputs are `x`, and keeps these.
+/// Routes the next rows of the pass, whose normalised inputs are `x`, and keeps these. Rows of sequences that left
+/// choose nothing; a sequence leaves if nothing can be chosen for a row of it.
 pub(crate) fn admit(
     ctx: Context<'_>,
     site: &Site<'_>,
+    pass: &mut Pass<'_, '_>,
     x: &[f32],
     quantised: &mut Quantised,
     scratch: &mut MoeScratch,
     mut trace: Option<&mut (dyn Trace + '_)>,
-) -> Result<(), ForwardError> {
-    let spec = &ctx.model.spec;
-    let m = &spec.moe;
-    let (first, rows) = (scratch.ids.len() / m.top_k, x.len() / spec.hidden);
-    scratch.input.keep(ctx, x, quantised);
-    scratch.ids.resize((first + rows) * m.top_k, 0);
-    scratch.weights.resize((first + rows) * m.top_k, 0.0);
-    let chosen = first * m.top_k..;
+) {
+    let top_k = ctx.model.spec.moe.top_k;
+    let rows = pass_over(ctx, x, quantised, scratch);
+    let chosen = rows.start * top_k..rows.end * top_k;
     let (ids, weights) = (&mut scratch.ids[chosen.clone()], &mut scratch.weights[chosen]);
-    choose(ctx, site.router, site.bias, x, &mut scratch.logits, ids, weights).map_err(|(row, cause)| {
-        ForwardError::Router { layer: site.layer, position: site.start + first + row, cause }
-    })?;
-    for row in first..first + rows {
-        let slots = row * m.top_k..(row + 1) * m.top_k;
+    choose(ctx, site.router, site.bias, x, &mut scratch.logits, ids, weights, &mut |row, cause| {
+        let row = rows.start + row;
+        let position = pass.position(row);
+        pass.fail_row(row, ForwardError::Router { layer: site.layer, position, cause });
+    });
+    for row in rows.filter(|row| pass.is_alive(*row)) {
+        let slots = row * top_k..(row + 1) * top_k;
         let (ids, weights) = (&scratch.ids[slots.clone()], &scratch.weights[slots.clone()]);
         if let Some(trace) = &mut trace {
-            trace.routed(site.layer, site.start + row, ids, weights);
+            trace.routed(site.layer, pass.position(row), ids, weights);
         }
         for (slot, id) in slots.zip(ids) {
             let users = &mut scratch.users[*id as usize];
@@ -154,78 +152,65 @@ pub(crate) fn admit(
             users.push(slot as u32);
         }
     }
-    Ok(())
+}
+
+/// Keeps the next rows of the pass, `x`, without choosing anything for them. Which rows those are.
+pub(crate) fn pass_over(
+    ctx: Context<'_>,
+    x: &[f32],
+    quantised: &mut Quantised,
+    scratch: &mut MoeScratch,
+) -> Range<usize> {
+    let (top_k, hidden) = (ctx.model.spec.moe.top_k, ctx.model.spec.hidden);
+    let first = scratch.ids.len() / top_k;
+    let rows = first..first + x.len() / hidden;
+    scratch.input.keep(ctx, x, quantised);
+    scratch.ids.resize(rows.end * top_k, 0);
+    scratch.weights.resize(rows.end * top_k, 0.0);
+    rows
+}
+
+/// How handing out experts went.
+enum Handed {
+    /// All of them.
+    All,
+    /// Sequences left; what those want that stay is asked for again.
+    Left,
 }
 
 /// Adds the outputs of all experts to the rows `x` of the residual stream.
+///
+/// An expert that cannot be had ends the sequences that chose it; the others get what they want all the same.
 pub(crate) fn add_experts(
     ctx: Context<'_>,
     site: &Site<'_>,
     store: &mut ExpertStore,
+    pass: &mut Pass<'_, '_>,
     scratch: &mut MoeScratch,
     profile: &mut Profile,
     x: &mut [f32],
-) -> Result<(), ForwardError> {
-    let spec = &ctx.model.spec;
-    let rows = x.len() / spec.hidden;
+) {
+    let rows = x.len() / ctx.model.spec.hidden;
     let buffered = rows <= BUFFERED_ROWS;
-    let order = if buffered { Order::Arrival } else { Order::Ascending };
     scratch.done = 0;
     scratch.places.clear();
     scratch.places.resize(if buffered { scratch.ids.len() } else { rows }, NONE);
     let mut union = std::mem::take(&mut scratch.union);
-    let uses = union.experts.iter().map(|expert| scratch.users[*expert as usize].len() as u32);
-    union.uses.clear();
-    union.uses.extend(uses);
-    union.rows = rows as u64;
-    let mut step = store.step(site.layer as u32, &union, order, Some(site.cancel)).map_err(cancelled)?;
-    if buffered {
-        // While the first reads are on their way.
-        compute_shared(ctx, site, 0..rows, scratch);
-        profile.lap(Phase::SharedExpert);
-        if step.store().wants_look_ahead() {
-            let shared = site.shared.map(|_| &scratch.shared[..]);
-            if let Some(next) = guess::next_layer(ctx, site.layer + 1, x, shared, &mut scratch.guess) {
-                step.store().look_ahead(next, &scratch.guess.experts);
-            }
-            profile.lap(Phase::Router);
+    for round in 0.. {
+        if pass.is_over() {
+            scratch.union = union;
+            return;
+        }
+        still_wanted(pass, &mut union, scratch, rows);
+        if round > 0 && union.experts.is_empty() {
+            break;
+        }
+        match hand_out(ctx, site, store, pass, &union, round == 0, scratch, profile, x) {
+            Handed::All => break,
+            Handed::Left => {}
         }
     }
-    let experts = ctx.table.layer(site.layer).expect("every sparse layer has an expert table");
-    let reads_on = !buffered && step.store().wants_look_ahead();
-    while let Some(ready) = step.next_ready().map_err(cancelled)? {
-        profile.lap(Phase::ExpertWait);
-        let views = experts.views(ready.expert as usize, ready.bytes, ctx.table.slots);
-        let weights = views.map_err(|cause| {
-            let (layer, expert) = (site.layer, ready.expert);
-            ForwardError::Coded { layer, expert, cause }
-        })?;
-        let users = std::mem::take(&mut scratch.users[ready.expert as usize]);
-        for slots in users.chunks(EXPERT_ROWS) {
-            scratch.rows.clear();
-            scratch.rows.extend(slots.iter().map(|slot| *slot as usize / spec.moe.top_k));
-            let at = scratch.done;
-            resize(&mut scratch.outputs, (at + slots.len()) * spec.hidden);
-            let input = scratch.input.gather(ctx, &scratch.rows);
-            let out = &mut scratch.outputs[at * spec.hidden..];
-            mlp(ctx, Role::RoutedExpert, weights, input, &mut scratch.mlp, out);
-            if buffered {
-                for (place, slot) in (at..).zip(slots) {
-                    scratch.places[*slot as usize] = place as u32;
-                }
-                scratch.done += slots.len();
-            } else {
-                add_one(ctx, slots, scratch, x);
-            }
-        }
-        scratch.users[ready.expert as usize] = users;
-        if reads_on {
-            read_on(ctx, site.layer + 1, step.store(), &mut scratch.every);
-        }
-        profile.lap(Phase::Experts);
-    }
-    drop(step);
-    if reads_on {
+    if !buffered && store.wants_look_ahead() {
         read_on(ctx, site.layer + 1, store, &mut scratch.every);
     }
     profile.lap(Phase::ExpertWait);
@@ -242,7 +227,155 @@ pub(crate) fn add_experts(
         }
     }
     profile.lap(Phase::SharedExpert);
-    Ok(())
+}
+
+/// Leaves in `union` what is still to be computed for sequences that are still there.
+fn still_wanted(pass: &Pass<'_, '_>, union: &mut Union, scratch: &mut MoeScratch, rows: usize) {
+    let top_k = scratch.ids.len() / rows;
+    if pass.has_dead() {
+        for expert in &union.experts {
+            scratch.users[*expert as usize].retain(|slot| pass.is_alive(*slot as usize / top_k));
+        }
+    }
+    union.experts.retain(|expert| !scratch.users[*expert as usize].is_empty());
+    union.uses.clear();
+    union.uses.extend(union.experts.iter().map(|expert| scratch.users[*expert as usize].len() as u32));
+    union.rows = rows as u64;
+}
+
+/// Computes the experts of `union` as they come, and adds them if the pass is long.
+#[allow(clippy::too_many_arguments)] // What a layer's experts take.
+fn hand_out(
+    ctx: Context<'_>,
+    site: &Site<'_>,
+    store: &mut ExpertStore,
+    pass: &mut Pass<'_, '_>,
+    union: &Union,
+    first: bool,
+    scratch: &mut MoeScratch,
+    profile: &mut Profile,
+    x: &mut [f32],
+) -> Handed {
+    let spec = &ctx.model.spec;
+    let rows = x.len() / spec.hidden;
+    let buffered = rows <= BUFFERED_ROWS;
+    let order = if buffered { Order::Arrival } else { Order::Ascending };
+    let mut step = match store.step(site.layer as u32, union, order, pass.only_cancel()) {
+        Ok(step) => step,
+        Err(error) => return fail(pass, error),
+    };
+    if buffered && first {
+        // While the first reads are on their way.
+        compute_shared(ctx, site, 0..rows, scratch);
+        profile.lap(Phase::SharedExpert);
+        guess_the_next(ctx, site, &mut step, scratch, x);
+        profile.lap(Phase::Router);
+    }
+    let experts = ctx.table.layer(site.layer).expect("every sparse layer has an expert table");
+    let reads_on = !buffered && step.store().wants_look_ahead();
+    loop {
+        let ready = match step.next_ready() {
+            Ok(Some(ready)) => ready,
+            Ok(None) => return Handed::All,
+            Err(ExpertError::Load { key, cause }) => {
+                let error = || ForwardError::Expert(ExpertError::Load { key, cause: cause.clone() });
+                return fail_users(spec, pass, &mut scratch.users[key.expert as usize], &error);
+            }
+            Err(other) => return fail(pass, other),
+        };
+        profile.lap(Phase::ExpertWait);
+        let mut users = std::mem::take(&mut scratch.users[ready.expert as usize]);
+        match experts.views(ready.expert as usize, ready.bytes, ctx.table.slots) {
+            Ok(weights) => {
+                for slots in users.chunks(EXPERT_ROWS) {
+                    scratch.rows.clear();
+                    scratch.rows.extend(slots.iter().map(|slot| *slot as usize / spec.moe.top_k));
+                    let at = scratch.done;
+                    resize(&mut scratch.outputs, (at + slots.len()) * spec.hidden);
+                    let input = scratch.input.gather(ctx, &scratch.rows);
+                    let out = &mut scratch.outputs[at * spec.hidden..];
+                    mlp(ctx, Role::RoutedExpert, weights, input, &mut scratch.mlp, out);
+                    if buffered {
+                        for (place, slot) in (at..).zip(slots) {
+                            scratch.places[*slot as usize] = place as u32;
+                        }
+                        scratch.done += slots.len();
+                    } else {
+                        add_one(ctx, slots, scratch, x);
+                    }
+                }
+                users.clear();
+            }
+            Err(cause) => {
+                let (layer, expert) = (site.layer, ready.expert);
+                let error = || ForwardError::Coded { layer, expert, cause: cause.clone() };
+                return fail_users(spec, pass, &mut users, &error);
+            }
+        }
+        scratch.users[ready.expert as usize] = users;
+        if reads_on {
+            read_on(ctx, site.layer + 1, step.store(), &mut scratch.every);
+        }
+        profile.lap(Phase::Experts);
+        if pass.look_for_cancellations() && (pass.is_over() || few_stay(spec, pass, union, scratch)) {
+            return Handed::Left;
+        }
+    }
+}
+
+/// Whether those that stay want less than half of what has not been computed: then it is asked for anew. Else what is
+/// on its way is waited for.
+fn few_stay(spec: &ModelSpec, pass: &Pass<'_, '_>, union: &Union, scratch: &MoeScratch) -> bool {
+    let all = union.experts.iter().map(|expert| &scratch.users[*expert as usize]);
+    let (mut left, mut wanted) = (0, 0);
+    for users in all.filter(|users| !users.is_empty()) {
+        left += 1;
+        wanted += usize::from(users.iter().any(|slot| pass.is_alive(*slot as usize / spec.moe.top_k)));
+    }
+    2 * wanted < left
+}
+
+/// The sequences leave that chose an expert, which nobody wants any more.
+fn fail_users(
+    spec: &ModelSpec,
+    pass: &mut Pass<'_, '_>,
+    users: &mut Vec<u32>,
+    error: &dyn Fn() -> ForwardError,
+) -> Handed {
+    for slot in users.drain(..) {
+        let row = slot as usize / spec.moe.top_k;
+        if pass.is_alive(row) {
+            pass.fail_row(row, error());
+        }
+    }
+    Handed::Left
+}
+
+/// Everybody leaves whom a failed step leaves without experts: who was cancelled, or all.
+fn fail(pass: &mut Pass<'_, '_>, error: ExpertError) -> Handed {
+    if let ExpertError::Cancelled { .. } = error {
+        // There was one sequence.
+        pass.fail_all(&|| ForwardError::Cancelled);
+    } else {
+        pass.fail_all(&|| ForwardError::Expert(error.clone()));
+    }
+    Handed::Left
+}
+
+/// Guesses at the next sparse layer's experts, and asks for them.
+fn guess_the_next(
+    ctx: Context<'_>,
+    site: &Site<'_>,
+    step: &mut Step<'_>,
+    scratch: &mut MoeScratch,
+    x: &[f32],
+) {
+    if step.store().wants_look_ahead() {
+        let shared = site.shared.map(|_| &scratch.shared[..]);
+        if let Some(next) = guess::next_layer(ctx, site.layer + 1, x, shared, &mut scratch.guess) {
+            step.store().look_ahead(next, &scratch.guess.experts);
+        }
+    }
 }
 
 /// Guesses at the experts of the first sparse layer from `from` on, to which the residual stream `x` is on
@@ -278,14 +411,6 @@ fn read_on(ctx: Context<'_>, from: usize, store: &mut ExpertStore, every: &mut V
     }
 }
 
-/// A cancelled step is a cancelled pass, not a failed read.
-fn cancelled(error: ExpertError) -> ForwardError {
-    match error {
-        ExpertError::Cancelled { .. } => ForwardError::Cancelled,
-        other => ForwardError::Expert(other),
-    }
-}
-
 /// Adds the outputs of the expert that `slots` chose, which all come next.
 fn add_one(ctx: Context<'_>, slots: &[u32], scratch: &mut MoeScratch, x: &mut [f32]) {
     let hidden = ctx.model.spec.hidden;
@@ -308,7 +433,7 @@ fn add_one(ctx: Context<'_>, slots: &[u32], scratch: &mut MoeScratch, x: &mut [f
     }
 }
 
-/// Adds every row's expert outputs in ascending expert id.
+/// Adds every row's expert outputs in ascending expert id; those there are of a row whose sequence left.
 fn add_in_order(ctx: Context<'_>, scratch: &MoeScratch, x: &mut [f32]) {
     let (hidden, top_k) = (ctx.model.spec.hidden, ctx.model.spec.moe.top_k);
     ctx.team.for_each_chunk(x, hidden, &|row, x| {
@@ -316,7 +441,8 @@ fn add_in_order(ctx: Context<'_>, scratch: &MoeScratch, x: &mut [f32]) {
         let mut last = None;
         // A row's experts are distinct, so each turn finds the next one.
         let next = |last: Option<u32>| {
-            let ids = slots.clone().map(|slot| (scratch.ids[slot], slot));
+            let there = slots.clone().filter(|slot| scratch.places[*slot] != NONE);
+            let ids = there.map(|slot| (scratch.ids[slot], slot));
             ids.filter(|(id, _)| last.is_none_or(|last| *id > last)).min()
         };
         while let Some((id, slot)) = next(last) {
@@ -329,7 +455,7 @@ fn add_in_order(ctx: Context<'_>, scratch: &MoeScratch, x: &mut [f32]) {
 }
 
 /// `scratch.shared` = the shared expert of rows `rows`.
-fn compute_shared(ctx: Context<'_>, site: &Site<'_>, rows: std::ops::Range<usize>, scratch: &mut MoeScratch) {
+fn compute_shared(ctx: Context<'_>, site: &Site<'_>, rows: Range<usize>, scratch: &mut MoeScratch) {
     let Some(shared) = site.shared else { return };
     resize(&mut scratch.shared, rows.len() * ctx.model.spec.hidden);
     scratch.rows.clear();
@@ -340,13 +466,7 @@ fn compute_shared(ctx: Context<'_>, site: &Site<'_>, rows: std::ops::Range<usize
 }
 
 /// Adds `scratch.shared` to rows `rows` of `x`.
-fn add_shared(
-    ctx: Context<'_>,
-    site: &Site<'_>,
-    rows: std::ops::Range<usize>,
-    scratch: &MoeScratch,
-    x: &mut [f32],
-) {
+fn add_shared(ctx: Context<'_>, site: &Site<'_>, rows: Range<usize>, scratch: &MoeScratch, x: &mut [f32]) {
     let hidden = ctx.model.spec.hidden;
     if site.shared.is_some() {
         ctx.add(&mut x[rows.start * hidden..rows.end * hidden], &scratch.shared);

@@ -13,8 +13,9 @@ use forebay_tiers::ExpertStore;
 
 use crate::attention;
 use crate::families::roles::Role;
-use crate::forward::{Context, ForwardError, Watch, check_finite, head, run_layer};
+use crate::forward::{Context, ForwardError, check_finite, head, run_layer};
 use crate::kv::KvCache;
+use crate::pass::{Part, Pass};
 use crate::profile::Phase;
 use crate::weights::Mtp;
 use crate::workspace::{Workspace, resize};
@@ -22,15 +23,20 @@ use crate::workspace::{Workspace, resize};
 /// Pairs that are absorbed at once.
 const ABSORB_ROWS: usize = 64;
 
-/// Buffers of the MTP layer.
-#[derive(Default)]
-pub(crate) struct MtpScratch {
+/// What the MTP layer keeps of a sequence from pass to pass, beside its rows in the cache.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct MtpState {
     /// The hidden state, before the final norm, of the last position that was absorbed up to.
     carry: Vec<f32>,
     /// Its position plus one; 0 if there is none.
     carried: usize,
     /// The position and the token of the pair whose row the last draft wrote, until the next absorption.
     begun: Option<(usize, u32)>,
+}
+
+/// Buffers of the MTP layer.
+#[derive(Default)]
+pub(crate) struct MtpScratch {
     /// `[rows, hidden]`: hidden states, then their norm.
     hidden: Vec<f32>,
     /// `[rows, hidden]`
@@ -62,24 +68,25 @@ enum Origin {
 
 /// Whether the last hidden state is at hand of a sequence that `kv` holds, or not needed because the row that stems
 /// from it is there: else the next pass would leave a hole, and [`rewind`] has to be called first.
-pub fn is_carried(kv: &KvCache, ws: &Workspace) -> bool {
-    kv.is_empty() || ws.mtp.carried == kv.len() || kv.drafting() == kv.len()
+pub fn is_carried(kv: &KvCache) -> bool {
+    kv.is_empty() || kv.mtp.carried == kv.len() || kv.drafting() == kv.len()
 }
 
 /// The hidden state, before the final norm, of the last position, if it is at hand.
-pub fn carry<'w>(kv: &KvCache, ws: &'w Workspace) -> Option<&'w [f32]> {
-    (!kv.is_empty() && ws.mtp.carried == kv.len()).then_some(&ws.mtp.carry)
+pub fn carry(kv: &KvCache) -> Option<&[f32]> {
+    (!kv.is_empty() && kv.mtp.carried == kv.len()).then_some(&kv.mtp.carry)
 }
 
 /// Forgets what belongs to the sequence that was in `kv` before; `carry` is the hidden state of the last
 /// position of the one that is there now, if it is known.
-pub fn set_carry(kv: &KvCache, ws: &mut Workspace, carry: Option<&[f32]>) {
-    ws.mtp.begun = None;
-    ws.mtp.carried = 0;
+pub fn set_carry(kv: &mut KvCache, carry: Option<&[f32]>) {
+    let len = kv.len();
+    kv.mtp.begun = None;
+    kv.mtp.carried = 0;
     if let Some(carry) = carry {
-        ws.mtp.carry.clear();
-        ws.mtp.carry.extend_from_slice(carry);
-        ws.mtp.carried = kv.len();
+        kv.mtp.carry.clear();
+        kv.mtp.carry.extend_from_slice(carry);
+        kv.mtp.carried = len;
     }
 }
 
@@ -88,7 +95,8 @@ pub fn rewind(kv: &mut KvCache) {
     kv.rewind(kv.len().saturating_sub(1));
 }
 
-/// Takes in the pairs of the last pass: `tokens` are those of its rows that were kept, the cache ends with them.
+/// Takes in the pairs of the last pass: `tokens` are those of its rows from `row` on that were kept, the cache ends with
+/// them.
 ///
 /// # Errors
 /// If an embedding cannot be read.
@@ -96,6 +104,7 @@ pub fn absorb(
     ctx: Context<'_>,
     kv: &mut KvCache,
     tokens: &[u32],
+    row: usize,
     ws: &mut Workspace,
 ) -> Result<(), ForwardError> {
     let Some(mtp) = &ctx.model.mtp else { return Ok(()) };
@@ -103,7 +112,7 @@ pub fn absorb(
     let start = kv.len() - tokens.len();
     ws.profile.start();
     // The pair of position p needs the token at p + 1: the one before the pass is completed by its first token.
-    if let Some((position, token)) = ws.mtp.begun.take()
+    if let Some((position, token)) = kv.mtp.begun.take()
         && position == kv.drafting()
         && position + 1 == start
         && token == tokens[0]
@@ -117,8 +126,8 @@ pub fn absorb(
         ws.mtp.hidden.clear();
         for position in positions.clone() {
             let row = match position.checked_sub(start) {
-                Some(row) => &ws.x[row * hidden..(row + 1) * hidden],
-                None => &ws.mtp.carry[..],
+                Some(at) => &ws.x[(row + at) * hidden..(row + at + 1) * hidden],
+                None => &kv.mtp.carry[..],
             };
             ws.mtp.hidden.extend_from_slice(row);
         }
@@ -132,9 +141,10 @@ pub fn absorb(
         attention::cache_rows(ctx, layer, kv, positions.start, &scratch.normed, quantised, attention);
         kv.drafting_reaches(positions.end);
     }
-    ws.mtp.carry.clear();
-    ws.mtp.carry.extend_from_slice(&ws.x[(tokens.len() - 1) * hidden..tokens.len() * hidden]);
-    ws.mtp.carried = kv.len();
+    let last = row + tokens.len() - 1;
+    kv.mtp.carry.clear();
+    kv.mtp.carry.extend_from_slice(&ws.x[last * hidden..(last + 1) * hidden]);
+    kv.mtp.carried = kv.len();
     ws.profile.lap(Phase::Draft);
     Ok(())
 }
@@ -158,7 +168,7 @@ pub fn draft(
 ) -> Result<(), ForwardError> {
     drafts.clear();
     let Some(mtp) = &ctx.model.mtp else { return Ok(()) };
-    if carry(kv, ws).is_none() {
+    if carry(kv).is_none() {
         return Ok(());
     }
     // Row p stands with token p + 1.
@@ -175,13 +185,13 @@ pub fn draft(
             let origin = if step == 0 { Origin::Decoder } else { Origin::Step };
             ws.mtp.hidden.clear();
             match origin {
-                Origin::Decoder => ws.mtp.hidden.extend_from_slice(&ws.mtp.carry),
+                Origin::Decoder => ws.mtp.hidden.extend_from_slice(&kv.mtp.carry),
                 Origin::Step => ws.mtp.hidden.extend_from_slice(&ws.mtp.x),
             }
             join(ctx, mtp, origin, &[token], ws)?;
             let drafted = one_step(ctx, mtp, store, kv, position, cancel, ws)?;
             if step == 0 {
-                ws.mtp.begun = Some((position, next));
+                kv.mtp.begun = Some((position, next));
             }
             token = given.get(step).copied().unwrap_or(drafted);
             if step >= given.len() {
@@ -206,15 +216,21 @@ fn one_step(
     ws: &mut Workspace,
 ) -> Result<u32, ForwardError> {
     let layer = ctx.model.layers.len();
-    ws.attention.begin(ctx.model, position, 1);
+    // One row, which is there already.
+    let mut parts = [Part::new(kv, &[0], cancel)];
+    let mut ignored = |_: usize, _: &ForwardError| ();
+    let mut pass = Pass::new(&mut parts, &mut ignored);
+    pass.lay_out(|_| position);
+    ws.attention.begin(ctx.model, pass.spans());
     // The decoder's hidden states are still wanted afterwards.
     std::mem::swap(&mut ws.x, &mut ws.mtp.x);
-    let mut watch = Watch { cancel, trace: None, layers_done: &mut |_, _| () };
-    let ran = run_layer(ctx, layer, store, kv, ws, &mut watch);
-    let checked = ran.and_then(|()| check_finite(ctx, &ws.x, layer, position));
-    let best = checked.map(|()| best_of(head(ctx, ws, 0..ctx.model.spec.hidden, &mtp.final_norm)));
+    run_layer(ctx, layer, store, &mut pass, ws, None);
+    check_finite(ctx, &ws.x, layer, &mut pass);
     std::mem::swap(&mut ws.x, &mut ws.mtp.x);
-    best
+    let [part] = parts;
+    part.result()?;
+    ws.update.clone_from(&ws.mtp.x);
+    Ok(best_of(head(ctx, ws, &mtp.final_norm)))
 }
 
 /// The largest finite logit's index, the first one on a tie; 0 if there is none: a draft is only a guess.

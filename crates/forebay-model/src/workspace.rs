@@ -58,17 +58,19 @@ impl Workspace {
 
     /// Bytes of buffers that passes of up to `size.rows` rows, with `context` positions, can need.
     pub fn planned_bytes(spec: &ModelSpec, size: PassSize, context: usize, threads: usize) -> u64 {
-        let PassSize { rows, block, floats, mtp } = size;
+        let PassSize { rows, block, sequences, floats, mtp } = size;
         let block = rows.min(block);
         let hidden = spec.hidden;
         // The residual stream; normed, update, and the quantised copy of normed.
         let stream = 4 * hidden * (rows + 2 * block) + Activations::planned_bytes(block, hidden);
-        let attention = AttentionScratch::planned_bytes(spec, rows, block, context, threads);
+        let attention = AttentionScratch::planned_bytes(spec, rows, block, context, sequences, threads);
         let dense = MlpScratch::planned_bytes(block, spec.dense_width);
         let moe = MoeScratch::planned_bytes(spec, rows, block, floats);
         let logits = 4 * LOGIT_ROWS * spec.vocab;
         let mtp = if mtp { MtpScratch::planned_bytes(hidden) } else { 0 };
-        (stream + attention + dense + moe + logits + mtp) as u64
+        // What every further sequence keeps from pass to pass: its logits, and a hidden state.
+        let kept = 4 * sequences.saturating_sub(1) * (spec.vocab + if mtp > 0 { hidden } else { 0 });
+        (stream + attention + dense + moe + logits + mtp + kept) as u64
     }
 }
 
@@ -79,6 +81,8 @@ pub struct PassSize {
     pub rows: usize,
     /// Rows that go through everything else at once. Changes no bit.
     pub block: usize,
+    /// Sequences that its rows may belong to.
+    pub sequences: usize,
     /// Whether experts take their inputs as floats: in `exact` arithmetic, or from float weights.
     pub floats: bool,
     /// Whether the MTP layer drafts.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use forebay_core::ByteSize;
 use forebay_engine::{Engine, PassStats};
 use forebay_io::{MemoryInfo, RootStats};
-use forebay_model::{Phase, Profile};
+use forebay_model::Phase;
 use forebay_tiers::Counters;
 use serde_json::{Map, Value, json};
 
@@ -59,14 +59,7 @@ fn repeated(counters: &Counters) -> Option<String> {
 
 /// Adds to `result` what the process cost since the model was opened: streaming, bytes by class, time by part, and what each folder
 /// and memory came to. `work` is the time of what was asked for, loading apart.
-pub fn add_cost(
-    result: &mut Value,
-    engine: &mut Engine,
-    roots: &[PathBuf],
-    profile: &Profile,
-    load: Duration,
-    work: Duration,
-) {
+pub fn add_cost(result: &mut Value, engine: &mut Engine, roots: &[PathBuf], load: Duration, work: Duration) {
     let counters = engine.counters();
     let stats = engine.store().reader().roots();
     let root = |(folder, stats): (&PathBuf, &RootStats)| {
@@ -79,7 +72,7 @@ pub fn add_cost(
         })
     };
     let memory = MemoryInfo::read();
-    let time = [("loading", load)].into_iter().chain(named(profile.all()));
+    let time = [("loading", load)].into_iter().chain(named(engine.profile().all()));
     let entries = [
         ("experts", report::experts_json(&counters)),
         (

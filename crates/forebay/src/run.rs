@@ -1,7 +1,6 @@
 //! `forebay run`: one prompt, one answer.
 
 use forebay_engine::{Finish, Inspection, Session};
-use forebay_model::Profile;
 use forebay_text::template::Role;
 use forebay_text::{ChatMessage, ReasoningDelta, RenderOptions};
 use serde_json::{Value, json};
@@ -73,7 +72,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     };
     model.remember();
     let hindsight = Hindsight::of(&mut model.engine, &Stretch::of(&answer.stats));
-    let mut result = result(&mut model, session.profile(), &ask, &answer, &hindsight, args);
+    let mut result = result(&mut model, &ask, &answer, &hindsight, args);
     result["reused_tokens"] = json!(reused);
     if args.json {
         out.json(&result)?;
@@ -108,7 +107,6 @@ fn encode(args: &RunArgs, text: &TextSide, typed: &str, source: Source) -> Resul
 
 fn result(
     model: &mut Loaded,
-    profile: &Profile,
     ask: &Ask<'_>,
     answer: &Answer,
     hindsight: &Hindsight,
@@ -135,7 +133,7 @@ fn result(
         "settings": settings,
     });
     let (load, work) = (model.load_time, stats.prefill + stats.decode);
-    closing::add_cost(&mut all, &mut model.engine, &model.roots, profile, load, work);
+    closing::add_cost(&mut all, &mut model.engine, &model.roots, load, work);
     if args.logprobs.is_some() {
         all["logprobs"] = report::logprobs_json(&answer.tokens, &model.text.tokenizer);
     }

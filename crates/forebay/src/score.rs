@@ -92,7 +92,7 @@ pub fn run(args: &ScoreArgs) -> Result<(), Failure> {
     let stretch = stretch.with(&experts);
     let hindsight = Hindsight::of(&mut engine, &stretch);
     let mut result = result(&dir, &engine, &input.prefix, &scored, &summary, &hindsight, time);
-    closing::add_cost(&mut result, &mut engine, &roots, session.profile(), load_time, time);
+    closing::add_cost(&mut result, &mut engine, &roots, load_time, time);
     let mut out = Output::new();
     if args.json {
         out.json(&result)?;

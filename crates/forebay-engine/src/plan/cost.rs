@@ -123,7 +123,13 @@ impl<'a> Costs<'a> {
     }
 
     fn buffers(&self, pass: Pass, context: usize) -> u64 {
-        let size = PassSize { rows: pass.chunk, block: pass.block, floats: self.floats, mtp: self.mtp };
+        let size = PassSize {
+            rows: pass.chunk,
+            block: pass.block,
+            sequences: self.request.sequences.max(1),
+            floats: self.floats,
+            mtp: self.mtp,
+        };
         Workspace::planned_bytes(&self.spec, size, context, self.request.threads) + self.panels
     }
 

@@ -31,6 +31,10 @@ const UNKNOWN_BUDGET: u64 = 8_000_000_000;
 const DEFAULT_CONTEXT: usize = 8192;
 /// One part in so many of the memory for experts may go to longer passes.
 const PASS_SHARE: u64 = 4;
+/// Whole contexts that a server's KV cache has room for at most: as many as run at once.
+pub const MOST_SEQUENCES: usize = 8;
+/// One slot in so many of a layer may go to the contexts of further sequences.
+const SLOTS_FOR_SEQUENCES: usize = 16;
 /// Slots per layer that an automatic context leaves room for.
 const COMFORTABLE_SLOTS: usize = 4;
 
@@ -271,6 +275,30 @@ pub fn plan(snapshot: &Snapshot, request: &PlanRequest, memory: &MemoryInfo) -> 
         assumed: [request.rates.disk, request.rates.memory, request.rates.decode].contains(&None),
     };
     Ok(Plan { codes: Some(choice), ..plan_with(snapshot, request, memory, slots)? })
+}
+
+/// Whole contexts that the KV cache of a server has room for, unless it is told, and their length: up to
+/// [`MOST_SEQUENCES`], as long as the layer with the fewest slots keeps nearly all of those that it has beside one
+/// context, which is as long as it is then.
+///
+/// Slots are worth multiples of speed. What sequences run at once is another matter: those that need less than a whole
+/// context share the blocks.
+pub fn sequences_for(
+    snapshot: &Snapshot,
+    request: &PlanRequest,
+    memory: &MemoryInfo,
+) -> (Option<usize>, usize) {
+    let with = |context, sequences| plan(snapshot, &PlanRequest { context, sequences, ..*request }, memory);
+    // What does not fit is said where the plan is made.
+    let Ok(one) = with(request.context, 1) else { return (None, 1) };
+    let context = Some(one.context);
+    let slots = |plan: &Plan| plan.slots.quotas.iter().min().copied().unwrap_or(usize::MAX);
+    let enough = slots(&one) - slots(&one) / SLOTS_FOR_SEQUENCES;
+    let fits = |sequences: &usize| {
+        with(context, *sequences).is_ok_and(|plan| plan.chunk >= one.chunk && slots(&plan) >= enough)
+    };
+    let halves = std::iter::successors(Some(MOST_SEQUENCES), |n| Some(n / 2));
+    (context, halves.take_while(|n| *n > 1).find(fits).unwrap_or(1))
 }
 
 /// The plan with coded experts held in one way.

@@ -6,11 +6,14 @@
 //! - `job`: what is asked for, and what is told of it.
 //! - `queue`: what waits, in which order, and what is counted.
 //! - `rates`: what was measured, and what it says about the next job.
-//! - `worker`: the engine's thread.
+//! - `worker`: the engine's thread, which runs passes over the rows of several jobs.
+//! - `compose`: whose rows those are. `sequence`: one job between two passes.
 
+mod compose;
 mod job;
 mod queue;
 mod rates;
+mod sequence;
 mod worker;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,6 +22,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::engine::Engine;
+use crate::plan::MOST_SEQUENCES;
 
 pub use job::{Forecast, Job, JobError, JobEvent, JobId, Priority, Refused};
 pub use queue::{Health, SchedulerState, Totals};
@@ -31,14 +35,17 @@ use queue::{Queue, Waiting};
 pub struct Limits {
     /// Most jobs that wait, beside what runs; more are refused.
     pub queue: usize,
+    /// Most jobs that run at the same time, as far as there are KV blocks for all that they may come to need; 0 counts
+    /// as 1.
+    pub running: usize,
     /// Whether free memory is filled with the experts that earlier runs used most while nothing is asked for.
     pub warm_up: bool,
 }
 
 impl Default for Limits {
-    /// 64 waiting jobs, and memory is filled.
+    /// 64 waiting jobs, [`MOST_SEQUENCES`] running ones, and memory is filled.
     fn default() -> Self {
-        Self { queue: 64, warm_up: true }
+        Self { queue: 64, running: MOST_SEQUENCES, warm_up: true }
     }
 }
 
@@ -86,7 +93,7 @@ impl Scheduler {
     /// What the system says where there is no thread to be had.
     pub fn start(engine: Engine, limits: Limits) -> std::io::Result<Self> {
         let facts = Facts { context: engine.plan().context, vocab: engine.spec().vocab, limits };
-        let queue = Mutex::new(Queue::new(&engine));
+        let queue = Mutex::new(Queue::new(&engine, limits.running.max(1)));
         let shared = Arc::new(Shared { facts, queue, changed: Condvar::new() });
         let of_worker = Arc::clone(&shared);
         thread::Builder::new().name("engine".to_owned()).spawn(move || worker::run(engine, &of_worker))?;
@@ -104,8 +111,8 @@ impl Scheduler {
         let (id, first) = {
             let mut queue = self.shared.lock();
             queue.open()?;
-            // What comes while nothing runs does not wait.
-            if queue.waiting() >= limits.queue + usize::from(!queue.is_busy()) {
+            // What comes while there are places does not wait.
+            if queue.waiting() >= limits.queue + queue.free() {
                 queue.totals.refused += 1;
                 let retry_after = queue.wait(Instant::now()).unwrap_or(Duration::from_secs(1));
                 return Err(Refused::QueueFull { waiting: queue.waiting(), retry_after });
@@ -133,7 +140,8 @@ impl Scheduler {
         }
         let lost = self.shared.lock().push(waiting);
         self.shared.changed.notify_all();
-        if let Err((mut waiting, error)) = lost {
+        if let Err(lost) = lost {
+            let (mut waiting, error) = *lost;
             waiting.events.failed(error);
         }
         Ok(id)

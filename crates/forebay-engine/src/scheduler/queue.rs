@@ -11,7 +11,7 @@ use super::rates::Rates;
 use crate::draft::DraftStats;
 use crate::engine::Engine;
 use crate::sample::Sampling;
-use crate::session::{Finish, Outcome};
+use crate::session::{Finish, Outcome, PassStats};
 
 /// A job whose turn has not come.
 pub(super) struct Waiting {
@@ -28,13 +28,14 @@ pub(super) struct Waiting {
     pub since: Instant,
 }
 
-/// The job that runs.
+/// A job that runs.
 struct Running {
     id: JobId,
     cancel: CancelToken,
     since: Instant,
     /// How long it takes in all, by what was measured.
     expected: Option<Duration>,
+    batch: bool,
 }
 
 /// Whether jobs are taken on.
@@ -70,7 +71,13 @@ pub struct Totals {
     pub reused_tokens: u64,
     /// Tokens of answers.
     pub new_tokens: u64,
-    /// Time that prompts took.
+    /// Passes.
+    pub passes: u64,
+    /// Rows of all of them: tokens that were run, wrong drafts among them.
+    pub rows: u64,
+    /// Sequences that had rows in a pass, over all passes.
+    pub shares: u64,
+    /// Time that prompts took, each for itself: those that run at once count as often as they are.
     pub prefill: Duration,
     /// Time that answers took.
     pub decode: Duration,
@@ -95,7 +102,7 @@ pub struct SchedulerState {
     pub queue: usize,
     /// What was done.
     pub totals: Totals,
-    /// Expert streaming, as of the last job.
+    /// Expert streaming, as of the last pass.
     pub experts: Counters,
     /// KV blocks that hold sequences, and KV blocks that there may be.
     pub kv_blocks: (usize, usize),
@@ -111,7 +118,9 @@ pub(super) struct Queue {
     waiting: VecDeque<Waiting>,
     /// Jobs that were taken on and are about to be pushed.
     reserved: usize,
-    running: Option<Running>,
+    running: Vec<Running>,
+    /// Jobs that may run at once.
+    places: usize,
     next_id: u64,
     pub totals: Totals,
     pub rates: Rates,
@@ -125,12 +134,14 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    pub fn new(engine: &Engine) -> Self {
+    /// An empty one; `places` jobs may run at once.
+    pub fn new(engine: &Engine, places: usize) -> Self {
         let mut queue = Self {
             health: Health::Ready,
             waiting: VecDeque::new(),
             reserved: 0,
-            running: None,
+            running: Vec::new(),
+            places,
             next_id: 1,
             totals: Totals::default(),
             rates: Rates::default(),
@@ -166,14 +177,14 @@ impl Queue {
         self.waiting.len() + self.reserved
     }
 
-    /// Whether a job that came now had to wait.
-    pub fn is_busy(&self) -> bool {
-        self.running.is_some()
+    /// Places that are free, for those that wait or for others.
+    pub fn free(&self) -> usize {
+        self.places.saturating_sub(self.running.len())
     }
 
     /// A name and a place for a job; how many are ahead of it.
     pub fn reserve(&mut self) -> (JobId, usize) {
-        let ahead = self.waiting() + usize::from(self.running.is_some());
+        let ahead = self.waiting() + self.running.len();
         let id = JobId(self.next_id);
         self.next_id += 1;
         self.reserved += 1;
@@ -182,7 +193,7 @@ impl Queue {
     }
 
     /// Puts a job into its reserved place, or gives it back where that is no more.
-    pub fn push(&mut self, waiting: Waiting) -> Result<(), (Waiting, JobError)> {
+    pub fn push(&mut self, waiting: Waiting) -> Result<(), Box<(Waiting, JobError)>> {
         self.reserved -= 1;
         match &self.health {
             Health::Ready => {
@@ -191,31 +202,58 @@ impl Queue {
             }
             Health::Draining => {
                 self.totals.failed += 1;
-                Err((waiting, JobError::ShuttingDown))
+                Err(Box::new((waiting, JobError::ShuttingDown)))
             }
             Health::Failed { reason } => {
                 self.totals.failed += 1;
                 let reason = reason.clone();
-                Err((waiting, JobError::EngineFailed { reason }))
+                Err(Box::new((waiting, JobError::EngineFailed { reason })))
             }
         }
     }
 
-    /// The job whose turn it is, running from now on: the first that somebody waits for, else the first.
-    pub fn next(&mut self) -> Option<Waiting> {
+    /// The job whose turn it is, running from now on: the first that somebody waits for, else the first, if there is a
+    /// place for it and it `fits` (tokens of its prompt, most tokens of its answer). Those behind it do not overtake it.
+    ///
+    /// Batch work begins while nobody waits, and leaves half of the places: what runs cannot be sent away.
+    pub fn next(&mut self, fits: impl FnOnce(usize, Option<usize>) -> bool) -> Option<Waiting> {
         let interactive = |waiting: &Waiting| waiting.priority == Priority::Interactive;
-        let at = self.waiting.iter().position(interactive).unwrap_or(0);
+        let first = self.waiting.iter().position(interactive);
+        let places = match first {
+            Some(_) => self.places,
+            None if self.running.iter().all(|running| running.batch) => self.places.div_ceil(2),
+            None => 0,
+        };
+        let at = first.unwrap_or(0);
+        let next = self.waiting.get(at)?;
+        if self.running.len() >= places || !fits(next.prompt.len(), next.max_tokens) {
+            return None;
+        }
         let next = self.waiting.remove(at)?;
         let now = Instant::now();
         self.totals.waited += now - next.since;
         let expected = self.rates.whole(next.prompt.len(), next.max_tokens);
-        self.running = Some(Running { id: next.id, cancel: next.cancel.clone(), since: now, expected });
+        let batch = next.priority == Priority::Batch;
+        self.running.push(Running { id: next.id, cancel: next.cancel.clone(), since: now, expected, batch });
         Some(next)
     }
 
-    /// Counts what became of the job that ran.
-    pub fn ended(&mut self, reused: usize, outcome: Option<&Outcome>) {
-        self.running = None;
+    /// The number of the pass that comes.
+    pub fn next_pass(&self) -> u64 {
+        self.totals.passes + 1
+    }
+
+    /// Counts a pass over rows of so many sequences.
+    pub fn passed(&mut self, pass: &PassStats, sequences: usize, engine: &Engine) {
+        self.totals.passes += 1;
+        self.totals.rows += pass.rows as u64;
+        self.totals.shares += sequences as u64;
+        self.look_at(engine);
+    }
+
+    /// Counts what became of a job that ran.
+    pub fn ended(&mut self, id: JobId, reused: usize, outcome: Option<&Outcome>) {
+        self.running.retain(|running| running.id != id);
         let Some(Outcome { finish, stats }) = outcome else {
             self.totals.failed += 1;
             return;
@@ -235,12 +273,14 @@ impl Queue {
 
     /// How long a job that came now would wait.
     pub fn wait(&self, now: Instant) -> Option<Duration> {
-        let running = match &self.running {
-            Some(running) => running.expected?.saturating_sub(now - running.since),
-            None => Duration::ZERO,
-        };
-        let each = self.waiting.iter().map(|job| self.rates.whole(job.prompt.len(), job.max_tokens));
-        each.sum::<Option<Duration>>().and_then(|waiting| waiting.checked_add(running))
+        if self.waiting() < self.free() {
+            return Some(Duration::ZERO);
+        }
+        let running = self.running.iter().map(|job| Some(job.expected?.saturating_sub(now - job.since)));
+        let waiting = self.waiting.iter().map(|job| self.rates.whole(job.prompt.len(), job.max_tokens));
+        // Those that run at once share the work of all: a place is free when its part of that is done.
+        let work = running.chain(waiting).sum::<Option<Duration>>()?;
+        Some(work / u32::try_from(self.places).unwrap_or(u32::MAX))
     }
 
     /// Raises the token of a job.
@@ -276,9 +316,9 @@ impl Queue {
     /// The engine cannot go on; all that waits is taken out.
     pub fn fail(&mut self, reason: &str) -> Vec<Waiting> {
         self.health = Health::Failed { reason: reason.to_owned() };
-        let running = self.running.take();
+        let running = std::mem::take(&mut self.running);
         let waiting = take(&mut self.waiting, |_| true);
-        self.totals.failed += (running.iter().count() + waiting.len()) as u64;
+        self.totals.failed += (running.len() + waiting.len()) as u64;
         waiting
     }
 
@@ -309,7 +349,7 @@ impl Queue {
             health: self.health.clone(),
             waiting: self.waiting() - waiting_batch,
             waiting_batch,
-            running: usize::from(self.running.is_some()),
+            running: self.running.len(),
             queue,
             totals: self.totals,
             experts: self.experts,

@@ -1,28 +1,33 @@
-//! The engine's thread: one job at a time, from its first token to its last.
+//! The engine's thread: passes over the rows of all jobs that run.
 
-use std::any::Any;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
-use std::time::Duration;
+
+use forebay_model::kv::{BLOCK, SPARE_BLOCKS};
+use forebay_model::workspace::LOGIT_ROWS;
+use forebay_model::{ForwardError, Part, Phase, Watch, forward, logits};
 
 use super::Shared;
-use super::job::{JobError, JobEvent};
-use super::queue::Waiting;
+use super::compose::{Pace, Ran, Wish, compose};
+use super::job::JobError;
+use super::sequence::{Sequence, Teller, Work, reason};
+use crate::draft::Drafting;
 use crate::engine::Engine;
-use crate::session::{Event, GenerateError, Outcome, Request, Session};
+use crate::session::{Finish, GenerateError, PassStats, pass_starts, pass_stats};
 
 /// Serves jobs until the scheduler is drained, or the engine fails.
 pub(super) fn run(mut engine: Engine, shared: &Shared) {
-    let left = catch_unwind(AssertUnwindSafe(|| serve(&mut engine, shared)));
+    let mut running = Vec::new();
+    let left = catch_unwind(AssertUnwindSafe(|| serve(&mut engine, &mut running, shared)));
     let engine = match left {
         Ok(()) => Some(engine),
         Err(panic) => {
             let reason = reason(panic.as_ref());
             let waiting = shared.lock().fail(&reason);
-            for mut waiting in waiting {
-                waiting.events.failed(JobError::EngineFailed { reason: reason.clone() });
-            }
+            let error = || JobError::EngineFailed { reason: reason.clone() };
+            running.into_iter().for_each(|mut sequence: Sequence| sequence.events.failed(error()));
+            waiting.into_iter().for_each(|mut waiting| waiting.events.failed(error()));
             // What state it is in nobody knows: its threads may wait for something that never comes.
             std::mem::forget(engine);
             None
@@ -32,33 +37,23 @@ pub(super) fn run(mut engine: Engine, shared: &Shared) {
     shared.changed.notify_all();
 }
 
-fn serve(engine: &mut Engine, shared: &Shared) {
-    let mut session = Session::new(engine);
-    while wait(engine, shared) {
+fn serve(engine: &mut Engine, running: &mut Vec<Sequence>, shared: &Shared) {
+    let mut pace = Pace::default();
+    while !running.is_empty() || wait(engine, shared) {
         shared.sweep();
-        let Some(mut job) = shared.lock().next() else { continue };
-        let mut reused = 0;
-        let answered =
-            catch_unwind(AssertUnwindSafe(|| answer(engine, &mut session, &mut job, &mut reused, shared)));
-        match answered {
-            Ok(Ok(outcome)) => {
-                {
-                    let mut queue = shared.lock();
-                    queue.ended(reused, Some(&outcome));
-                    queue.look_at(engine);
-                }
-                job.events.done(outcome);
-            }
-            Ok(Err(error)) => {
-                shared.lock().ended(reused, None);
-                job.events.failed(error.into());
-            }
-            Err(panic) => {
-                job.events.failed(JobError::EngineFailed { reason: reason(panic.as_ref()) });
-                std::panic::resume_unwind(panic);
-            }
+        let was_idle = running.is_empty();
+        admit(engine, running, shared);
+        if running.is_empty() {
+            continue;
         }
-        shared.changed.notify_all();
+        if was_idle {
+            // What was read while nobody asked for anything is not this work's cost.
+            engine.store.work_begins();
+        }
+        pass(engine, running, &mut pace, shared);
+        if running.is_empty() {
+            engine.store.work_ends();
+        }
     }
     let trouble = engine.save_prefixes().err().map(|error| error.to_string());
     shared.lock().keeping = trouble;
@@ -84,38 +79,175 @@ fn wait(engine: &mut Engine, shared: &Shared) -> bool {
     })
 }
 
-fn answer(
-    engine: &mut Engine,
-    session: &mut Session,
-    job: &mut Waiting,
-    reused: &mut usize,
-    shared: &Shared,
-) -> Result<Outcome, GenerateError> {
-    *reused = session.start_from(engine, &job.prompt)?.tokens;
-    let new = &job.prompt[*reused..];
-    let forecast = shared.lock().rates.forecast(new.len(), Some(Duration::ZERO));
-    let events = &mut job.events;
-    _ = events.tell(JobEvent::Started { reused: *reused, forecast });
-    // No answer has more tokens than the context, so that without a limit it is the context that ends it.
-    let max_tokens = job.max_tokens.unwrap_or(shared.facts.context + 1);
-    let request = Request { prompt: new, max_tokens, sampling: job.sampling.clone(), stops: &job.stops };
-    let constraint = job.constraint.as_deref_mut().map(|constraint| constraint as _);
-    session.generate_within(engine, &request, constraint, &job.cancel, None, &mut |event| {
-        // Those behind this one may have given up meanwhile.
-        shared.sweep();
-        match event {
-            Event::Prefill { done, total, read, left } => {
-                _ = events.tell(JobEvent::Prefill { done, total, read, left });
+/// Begins jobs whose turn has come, as long as there are places and KV blocks for all that they may come to need.
+fn admit(engine: &mut Engine, running: &mut Vec<Sequence>, shared: &Shared) {
+    let context = shared.facts.context;
+    let needed = |prompt: usize, most: Option<usize>| {
+        let positions = most.map_or(context, |most| prompt.saturating_add(most).min(context));
+        positions.div_ceil(BLOCK) + SPARE_BLOCKS
+    };
+    loop {
+        let taken: usize = running.iter().map(|sequence| sequence.blocks).sum();
+        let there = engine.kv_blocks();
+        let alone = running.is_empty();
+        let (job, rates) = {
+            let mut queue = shared.lock();
+            let fits = |prompt, most| alone || taken + needed(prompt, most) <= there;
+            let Some(job) = queue.next(fits) else { return };
+            (job, queue.rates)
+        };
+        let (id, blocks) = (job.id, needed(job.prompt.len(), job.max_tokens));
+        match Sequence::start(engine, job, blocks, &rates) {
+            Ok(sequence) => running.push(sequence),
+            Err((mut events, error)) => {
+                shared.lock().ended(id, 0, None);
+                events.failed(error.into());
+                shared.changed.notify_all();
             }
-            Event::Token(token) => return events.tell(JobEvent::Token(token)),
-            Event::Pass(_) => {}
         }
-        ControlFlow::Continue(())
-    })
+    }
 }
 
-/// What a panic said.
-fn reason(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("no reason given").to_owned()
+/// How a sequence fared in a pass.
+type Fared = Result<Range<usize>, ForwardError>;
+
+/// One pass, and what comes of it for every sequence that had rows in it.
+fn pass(engine: &mut Engine, running: &mut Vec<Sequence>, pace: &mut Pace, shared: &Shared) {
+    let number = shared.lock().next_pass();
+    prepare(engine, running, pace, number, shared);
+    let taking_part = running.iter().filter(|sequence| sequence.takes_part()).count();
+    if taking_part == 0 {
+        return;
+    }
+    let alone = taking_part == 1;
+    let prompt: usize = running.iter().map(Sequence::prompt_rows).sum();
+    let answers = running.iter().filter(|sequence| sequence.wish().prompt == 0).count();
+    let start = pass_starts(engine);
+    let (fared, rows) = run_rows(engine, running, shared);
+    judge(engine, running, &fared);
+    let stats = pass_stats(engine, rows, &start);
+    let waited = stats.phases[Phase::ExpertWait as usize];
+    pace.observe(&Ran { prompt, answers, time: stats.time, waited });
+    shared.lock().passed(&stats, taking_part, engine);
+    let mut at = 0;
+    for fared in fared {
+        let ended = match fared {
+            None => None,
+            Some(Ok(rows)) => after(engine, &mut running[at], rows, &stats, alone),
+            Some(Err(ForwardError::Cancelled)) => Some(Ok(Finish::Cancelled)),
+            Some(Err(error)) => Some(Err(error.into())),
+        };
+        match ended {
+            None => at += 1,
+            Some(how) => end(engine, running.remove(at), how, shared),
+        }
+    }
+}
+
+/// What becomes of a sequence behind a pass: `None` if it goes on.
+fn after(
+    engine: &mut Engine,
+    sequence: &mut Sequence,
+    rows: Range<usize>,
+    stats: &PassStats,
+    alone: bool,
+) -> Option<Result<Finish, GenerateError>> {
+    match sequence.after(engine, rows, stats, alone) {
+        Ok(ControlFlow::Continue(())) => None,
+        Ok(ControlFlow::Break(finish)) => Some(Ok(finish)),
+        Err(error) => Some(Err(error)),
+    }
+}
+
+/// Tells how a job ended, and counts it.
+fn end(engine: &mut Engine, mut sequence: Sequence, how: Result<Finish, GenerateError>, shared: &Shared) {
+    sequence.leave(engine);
+    let outcome = how.map(|finish| sequence.outcome(engine, finish));
+    {
+        let mut queue = shared.lock();
+        queue.ended(sequence.id, sequence.reused, outcome.as_ref().ok());
+        queue.look_at(engine);
+    }
+    match outcome {
+        Ok(outcome) => sequence.events.done(outcome),
+        Err(error) => sequence.events.failed(error.into()),
+    }
+    shared.changed.notify_all();
+}
+
+/// Decides what every sequence runs in the next pass; those end that cannot go on.
+fn prepare(engine: &mut Engine, running: &mut Vec<Sequence>, pace: &Pace, number: u64, shared: &Shared) {
+    let mut at = 0;
+    while at < running.len() {
+        match running[at].cancel.is_cancelled() {
+            true => end(engine, running.remove(at), Ok(Finish::Cancelled), shared),
+            false => at += 1,
+        }
+    }
+    let wishes: Vec<Wish> = running.iter().map(Sequence::wish).collect();
+    let shares = compose(&wishes, engine.plan().chunk, pace);
+    let taking_part = shares.iter().filter(|rows| **rows > 0).count();
+    // A row more of one sequence costs what a row of another one does, and is right less often.
+    let drafting = match engine.options().drafting {
+        Drafting::Off => false,
+        Drafting::Auto => taking_part == 1,
+        Drafting::Depth(_) => true,
+    };
+    let mut at = 0;
+    for rows in shares {
+        match running[at].prepare(engine, rows, drafting, number) {
+            Ok(()) => at += 1,
+            Err(error) => end(engine, running.remove(at), Err(error), shared),
+        }
+    }
+}
+
+/// Runs the rows of all sequences that have any: how each fared, and how many rows there were.
+fn run_rows(engine: &mut Engine, running: &mut [Sequence], shared: &Shared) -> (Vec<Option<Fared>>, usize) {
+    let layers = engine.spec().layers.len();
+    let took_part: Vec<bool> = running.iter().map(Sequence::takes_part).collect();
+    let work = running.iter_mut().filter(|sequence| sequence.takes_part()).map(Sequence::work);
+    let (mut parts, tellers): (Vec<Part<'_>>, Vec<Teller<'_>>) =
+        work.map(|Work { part, teller }| (part, teller)).unzip();
+    let tellers = std::cell::RefCell::new(tellers);
+    let (ctx, store, ws) = engine.split();
+    let mut watch = Watch {
+        trace: None,
+        layers_done: &mut |done, bytes| {
+            // Those that wait may have given up meanwhile.
+            shared.sweep();
+            tellers.borrow_mut().iter_mut().for_each(|teller| teller.layers_done(done, layers, bytes));
+        },
+        left: &mut |part, error| tellers.borrow_mut()[part].left(error),
+    };
+    forward(ctx, store, &mut parts, ws, &mut watch);
+    let mut results = parts.into_iter().map(Part::result);
+    let fared: Vec<Option<Fared>> =
+        took_part.into_iter().map(|took_part| if took_part { results.next() } else { None }).collect();
+    let rows = fared.iter().flatten().flatten().map(ExactSizeIterator::len).sum();
+    (fared, rows)
+}
+
+/// Shows every sequence the logits that it wants, those of several at a time.
+fn judge(engine: &mut Engine, running: &mut [Sequence], fared: &[Option<Fared>]) {
+    let mut wanted = Vec::new();
+    for (at, fared) in fared.iter().enumerate() {
+        if let Some(Ok(rows)) = fared {
+            wanted.extend(running[at].logit_rows().map(|row| (at, row, rows.start + row)));
+        }
+    }
+    let mut wanted = wanted.into_iter().peekable();
+    let mut block = Vec::with_capacity(LOGIT_ROWS);
+    let (ctx, _, ws) = engine.split();
+    let vocab = ctx.model.spec.vocab;
+    while wanted.peek().is_some() {
+        block.clear();
+        block.extend(wanted.by_ref().filter(|(at, ..)| running[*at].wants_logits()).take(LOGIT_ROWS));
+        let rows = logits(ctx, ws, block.iter().map(|(_, _, row)| *row));
+        for ((at, row, _), logits) in block.iter().zip(rows.chunks_exact(vocab)) {
+            if running[*at].wants_logits() {
+                running[*at].judge(*row, logits);
+            }
+        }
+    }
 }

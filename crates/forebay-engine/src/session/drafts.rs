@@ -1,13 +1,13 @@
 //! Drafting and verifying: what a session guesses at, and what of it stays (docs/drafting.md).
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::time::Instant;
 
 use forebay_core::CancelToken;
 use forebay_model::workspace::LOGIT_ROWS;
 use forebay_model::{ForwardError, Trace, logits, mtp};
 
-use super::{Event, GenerateError, PassStats, Session, Token};
+use super::{Event, GenerateError, PassStats, Session, Token, pass_starts, pass_stats};
 use crate::choose::{Choice, Chooser};
 use crate::draft::{Drafting, MAX_DEPTH, Observed, look_up};
 use crate::engine::Engine;
@@ -36,12 +36,11 @@ pub(super) struct Verified {
 impl Session {
     /// Takes the last token back, to be run again, if drafting needs its hidden state and that is gone.
     /// `next` comes next, unless a token is pending.
-    pub(super) fn hidden_again(&mut self, engine: &mut Engine, next: u32) {
+    pub(crate) fn hidden_again(&mut self, engine: &mut Engine, next: u32) {
         if self.behind.take() != Some(self.pending.unwrap_or(next)) {
             self.kv.another_token_comes();
         }
-        let (ctx, _) = engine.split();
-        if ctx.model.mtp.is_some() && !mtp::is_carried(&self.kv, &self.workspace) {
+        if engine.has_mtp() && !mtp::is_carried(&self.kv) {
             mtp::rewind(&mut self.kv);
             self.pending = self.tokens.pop();
         }
@@ -53,15 +52,16 @@ impl Session {
         engine: &mut Engine,
         next: u32,
         left: usize,
+        drafting: bool,
         cancel: &CancelToken,
     ) -> Result<Observed, GenerateError> {
         let started = Instant::now();
         let room = (self.kv.capacity() - self.kv.len()).saturating_sub(2);
         let depth = match engine.options().drafting {
-            Drafting::Off => 0,
-            Drafting::Depth(depth) => depth.min(MAX_DEPTH),
+            Drafting::Depth(depth) if drafting => depth.min(MAX_DEPTH),
             // What cannot be verified need not be drafted.
-            Drafting::Auto => engine.drafting.depth().min(left).min(room),
+            Drafting::Auto if drafting => engine.drafting.depth().min(left).min(room),
+            _ => 0,
         };
         let drafted = self.draft(engine, next, depth, cancel)?.len();
         self.drafts.truncate(left.min(room));
@@ -103,9 +103,9 @@ impl Session {
             // The pass to come says so, unless it needs less.
             return Ok(&self.drafts);
         }
-        let (ctx, store) = engine.split();
+        let (ctx, store, ws) = engine.split();
         if ctx.model.mtp.is_some() {
-            let (kv, ws) = (&mut self.kv, &mut self.workspace);
+            let kv = &mut self.kv;
             match mtp::draft(ctx, store, kv, next, given, depth, cancel, ws, &mut self.drafts) {
                 // The pass to come notices by itself.
                 Ok(()) | Err(ForwardError::Cancelled) => {}
@@ -126,33 +126,29 @@ impl Session {
         &mut self,
         engine: &mut Engine,
         next: u32,
-        chooser: &mut Chooser<'_, '_>,
+        chooser: &mut Chooser<'_>,
         cancel: &CancelToken,
         trace: &mut Option<&mut (dyn Trace + '_)>,
         on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
     ) -> Result<Option<Verified>, GenerateError> {
-        let mut start = self.pass_starts(engine);
+        let mut start = pass_starts(engine);
         let tokens: Vec<u32> = std::iter::once(next).chain(self.drafts.iter().copied()).collect();
         if !self.pass(engine, &tokens, cancel, trace, &mut |_, _| ())? {
             return Ok(None);
         }
         let Judged { right, behind } = self.judge(engine, tokens.len(), chooser);
-        // A stop token ends the answer without being part of it.
-        let stopped =
-            matches!(behind, Some(Choice::End(Some(stop))) if self.drafts.get(right.len()) == Some(&stop));
-        let accepted = right.len() + usize::from(stopped);
+        let accepted = self.accepted(right.len(), &behind);
         let asked = Instant::now();
         let (emitted, ended) = emit(right, on_event);
         // What the caller did with the tokens is no part of the pass.
         start.started += asked.elapsed();
         let chosen = if ended { None } else { behind };
         if ended {
-            let (ctx, _) = engine.split();
-            let last = logits(ctx, &mut self.workspace, emitted..emitted + 1);
-            last.clone_into(&mut self.logits);
+            let (ctx, _, ws) = engine.split();
+            logits(ctx, ws, emitted..emitted + 1).clone_into(&mut self.logits);
         }
-        self.keep(engine, &tokens[..1 + emitted], tokens.len())?;
-        let pass = self.pass_stats(engine, tokens.len(), &start);
+        self.keep(engine, &tokens[..1 + emitted], 0..tokens.len())?;
+        let pass = pass_stats(engine, tokens.len(), &start);
         Ok(Some(Verified { emitted, accepted, chosen, ended, pass }))
     }
 
@@ -161,16 +157,14 @@ impl Session {
     ///
     /// Afterwards the logits are those behind the last draft that is right. Where nothing can be chosen the loop
     /// will find that again.
-    fn judge(&mut self, engine: &mut Engine, rows: usize, chooser: &mut Chooser<'_, '_>) -> Judged {
-        let (ctx, _) = engine.split();
+    fn judge(&mut self, engine: &mut Engine, rows: usize, chooser: &mut Chooser<'_>) -> Judged {
+        let (ctx, _, ws) = engine.split();
         let vocab = ctx.model.spec.vocab;
         let mut right = Vec::new();
         for first in (0..rows).step_by(LOGIT_ROWS) {
-            let block = logits(ctx, &mut self.workspace, first..rows.min(first + LOGIT_ROWS));
+            let block = logits(ctx, ws, first..rows.min(first + LOGIT_ROWS));
             for (row, logits) in (first..).zip(block.chunks_exact(vocab)) {
-                let draft = self.drafts.get(row).copied();
-                if let Some(behind) = judge_row(draft, logits, &mut |row| chooser.choose(row), &mut right) {
-                    logits.clone_into(&mut self.logits);
+                if let Some(behind) = self.judge_row(row, logits, chooser, &mut right) {
                     return Judged { right, behind };
                 }
             }
@@ -178,17 +172,39 @@ impl Session {
         unreachable!("the row behind the last draft ends the loop")
     }
 
-    /// Of the last pass over `rows` tokens, keeps the first ones: `tokens`.
-    pub(super) fn keep(
+    /// Judges the draft behind row `row` of a pass of this sequence, by the logits of that row: `None` if it is right, and
+    /// is added to `right`. Else what comes behind the row, as far as it is known, and no later row counts.
+    pub(crate) fn judge_row(
+        &mut self,
+        row: usize,
+        logits: &[f32],
+        chooser: &mut Chooser<'_>,
+        right: &mut Vec<Token>,
+    ) -> Option<Option<Choice>> {
+        let draft = self.drafts.get(row).copied();
+        let behind = judge_row(draft, logits, &mut |row| chooser.choose(row), right)?;
+        logits.clone_into(&mut self.logits);
+        Some(behind)
+    }
+
+    /// How many drafts the model agreed with, of which `right` are part of the answer: one more where the choice `behind`
+    /// them ends the answer, and was drafted. A stop token ends the answer without being part of it.
+    pub(crate) fn accepted(&self, right: usize, behind: &Option<Choice>) -> usize {
+        let stopped = matches!(behind, Some(Choice::End(Some(stop))) if self.drafts.get(right) == Some(stop));
+        right + usize::from(stopped)
+    }
+
+    /// Of its rows `rows` of the last pass, keeps the first ones: `tokens`.
+    pub(crate) fn keep(
         &mut self,
         engine: &mut Engine,
         tokens: &[u32],
-        rows: usize,
+        rows: Range<usize>,
     ) -> Result<(), GenerateError> {
-        let len = self.kv.len() - rows + tokens.len();
+        let len = self.kv.len() - rows.len() + tokens.len();
         self.kv.truncate(len);
-        let (ctx, _) = engine.split();
-        if let Err(error) = mtp::absorb(ctx, &mut self.kv, tokens, &mut self.workspace) {
+        let (ctx, _, ws) = engine.split();
+        if let Err(error) = mtp::absorb(ctx, &mut self.kv, tokens, rows.start, ws) {
             // As if the pass had failed.
             self.kv.truncate(len - tokens.len());
             return Err(error.into());

@@ -4,8 +4,7 @@ use std::time::Instant;
 
 use forebay_core::CancelToken;
 
-use super::drafts::Verified;
-use super::{GenerateError, Session};
+use super::{GenerateError, PassStats, Session};
 use crate::choose::Chooser;
 use crate::draft::{DraftStats, Drafting, MAX_DEPTH, Observed};
 use crate::engine::Engine;
@@ -14,7 +13,7 @@ use crate::engine::Engine;
 const MOST_FORCED: usize = 24;
 
 /// What is drafted for a pass.
-pub(super) struct Proposed {
+pub(crate) struct Proposed {
     seen: Observed,
     /// So many drafts, from the first one on, are forced.
     forced: usize,
@@ -22,13 +21,14 @@ pub(super) struct Proposed {
 
 impl Session {
     /// Drafts what may follow `next`, of which at most `left` tokens are wanted: what is forced, and behind it what the
-    /// model's own drafts are, as deep as without. What is not allowed is not verified.
-    pub(super) fn propose_within(
+    /// model's own drafts are, as deep as without, if there is to be any `drafting`. What is not allowed is not verified.
+    pub(crate) fn propose_within(
         &mut self,
         engine: &mut Engine,
         next: u32,
         left: usize,
-        chooser: &mut Chooser<'_, '_>,
+        chooser: &mut Chooser<'_>,
+        drafting: bool,
         cancel: &CancelToken,
     ) -> Result<Proposed, GenerateError> {
         let room = (self.kv.capacity() - self.kv.len()).saturating_sub(2).min(left);
@@ -36,9 +36,9 @@ impl Session {
         let mut forced = Vec::new();
         chooser.forced(room.min(rows).min(MOST_FORCED), &mut forced)?;
         let mut seen = if forced.is_empty() {
-            self.propose(engine, next, left, cancel)?
+            self.propose(engine, next, left, drafting, cancel)?
         } else {
-            self.propose_behind(engine, next, &forced, room, cancel)?
+            self.propose_behind(engine, next, &forced, room, drafting, cancel)?
         };
         chooser.cut(&mut self.drafts)?;
         seen.verified = self.drafts.len();
@@ -52,13 +52,14 @@ impl Session {
         next: u32,
         forced: &[u32],
         room: usize,
+        drafting: bool,
         cancel: &CancelToken,
     ) -> Result<Observed, GenerateError> {
         let started = Instant::now();
         let depth = match engine.options().drafting {
-            Drafting::Off => 0,
-            Drafting::Depth(depth) => depth.min(MAX_DEPTH),
-            Drafting::Auto => engine.drafting.depth(),
+            Drafting::Depth(depth) if drafting => depth.min(MAX_DEPTH),
+            Drafting::Auto if drafting => engine.drafting.depth(),
+            _ => 0,
         };
         let more = depth.min(room).saturating_sub(forced.len());
         let drafted = self.draft_behind(engine, next, forced, more, cancel)?.len();
@@ -68,14 +69,22 @@ impl Session {
 }
 
 impl Proposed {
-    /// Counts what became of the drafts, and tells the controller. It is not told of passes with forced tokens: what
-    /// they cost and bring says nothing about the model's drafts.
-    pub(super) fn count(mut self, engine: &mut Engine, verified: &Verified, drafts: &mut DraftStats) {
-        let waited = verified.pass.phases[forebay_model::Phase::ExpertWait as usize];
-        let right = verified.accepted.min(self.forced);
-        self.seen.accepted = verified.accepted - right;
-        (self.seen.pass, self.seen.waited) = (verified.pass.time, waited);
-        if self.forced == 0 {
+    /// Counts what became of the drafts, of which `accepted` were right, and tells the controller, unless the pass was not
+    /// for this sequence `alone`. It is not told of passes with forced tokens: what they cost and bring says nothing
+    /// about the model's drafts.
+    pub(crate) fn count(
+        mut self,
+        engine: &mut Engine,
+        accepted: usize,
+        pass: &PassStats,
+        alone: bool,
+        drafts: &mut DraftStats,
+    ) {
+        let waited = pass.phases[forebay_model::Phase::ExpertWait as usize];
+        let right = accepted.min(self.forced);
+        self.seen.accepted = accepted - right;
+        (self.seen.pass, self.seen.waited) = (pass.time, waited);
+        if alone && self.forced == 0 {
             engine.drafting.observe(&self.seen);
         }
         self.seen.verified -= self.forced;

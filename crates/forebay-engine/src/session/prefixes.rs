@@ -45,14 +45,14 @@ impl Session {
         };
         let carry = engine.prefixes.carry(&found, kept - 1);
         self.kv.adopt(found.blocks, kept, drafting);
-        mtp::set_carry(&self.kv, &mut self.workspace, carry);
+        mtp::set_carry(&mut self.kv, carry);
         Ok(Reused { tokens: kept, from_disk: found.from_disk.min(kept) })
     }
 
     /// Leaves what is in the cache to sequences to come.
-    pub(super) fn enter(&self, engine: &mut Engine) {
+    pub(crate) fn enter(&self, engine: &mut Engine) {
         if self.kv.len() == self.tokens.len() {
-            engine.prefixes.enter(&self.tokens, &self.kv, mtp::carry(&self.kv, &self.workspace));
+            engine.prefixes.enter(&self.tokens, &self.kv, mtp::carry(&self.kv));
         }
     }
 }

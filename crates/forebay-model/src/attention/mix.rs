@@ -6,7 +6,8 @@ use forebay_kernels::{
 
 use super::{AttentionScratch, PerThread};
 use crate::forward::Context;
-use crate::kv::KvCache;
+use crate::kv::KeyBlocks;
+use crate::pass::{Pass, Span};
 use crate::profile::{Phase, Profile};
 use crate::weights::AttentionWeights;
 use crate::workspace::resize;
@@ -23,8 +24,8 @@ pub(super) fn mix_values(
     ctx: Context<'_>,
     layer: usize,
     weights: &AttentionWeights,
-    kv: &KvCache,
-    start: usize,
+    pass: &Pass<'_, '_>,
+    spans: &[Span],
     scratch: &mut AttentionScratch,
     profile: &mut Profile,
 ) {
@@ -36,7 +37,8 @@ pub(super) fn mix_values(
         let block = ROW_BLOCK.min(rows - first);
         absorb(ctx, weights, first, block, scratch);
         profile.lap(Phase::Absorb);
-        attend_block(ctx, layer, kv, start, first, block, scratch);
+        let spans: Vec<Span> = spans.iter().filter_map(|span| span.within(&(first..first + block))).collect();
+        attend_block(ctx, layer, pass, &spans, first, block, scratch);
         profile.lap(Phase::Attend);
         expand(ctx, weights, first, block, scratch);
         profile.lap(Phase::Expand);
@@ -62,20 +64,30 @@ fn absorb(
     });
 }
 
-/// `scratch.mixed` = the softmax mixture of latents, for every row of the block and every head.
+/// `scratch.mixed` = the softmax mixture of latents, for every row of the block and every head; rows of `spans` are
+/// counted in it.
 fn attend_block(
     ctx: Context<'_>,
     layer: usize,
-    kv: &KvCache,
-    start: usize,
+    pass: &Pass<'_, '_>,
+    spans: &[Span],
     first: usize,
     block: usize,
     scratch: &mut AttentionScratch,
 ) {
     let a = &ctx.model.spec.attention;
-    let end = start + first + block;
-    let (latents, rope_keys) = (kv.latents(layer), kv.rope_keys(layer));
-    let keys = KeyCache { latents: latents.rows(end), rope_keys: rope_keys.rows(end) };
+    let lists: Vec<(KeyBlocks<'_>, KeyBlocks<'_>)> = spans
+        .iter()
+        .map(|span| (pass.parts[span.part].kv.latents(layer), pass.parts[span.part].kv.rope_keys(layer)))
+        .collect();
+    let keys: Vec<KeyCache<'_>> = spans
+        .iter()
+        .zip(&lists)
+        .map(|(span, (latents, rope_keys))| {
+            let end = span.end_position();
+            KeyCache { latents: latents.rows(end), rope_keys: rope_keys.rows(end) }
+        })
+        .collect();
     let threads = ctx.team.threads();
     // Two parts or more for every thread, then rows that read the cache together.
     let part_rows = (block / (2 * threads)).clamp(1, NEIGHBOURS);
@@ -108,15 +120,26 @@ fn attend_block(
                 rope_dim: a.rope,
                 scale: a.scale(),
             };
-            let everything = |row: usize| Attended::Range(0..start + first + row + 1);
             let rows = mixed.len() / (heads * a.kv_rank);
-            if (row..row + rows).all(|row| selections.get(first + row).is_none()) {
-                attend_rows(ctx.kernels, &query(row, rows), keys, everything(row), &mut space.attend, mixed);
-                return;
-            }
-            for (row, mixed) in (row..).zip(mixed.chunks_exact_mut(heads * a.kv_rank)) {
-                let attended = selections.get(first + row).map_or_else(|| everything(row), Attended::List);
-                attend_rows(ctx.kernels, &query(row, 1), keys, attended, &mut space.attend, mixed);
+            let mut rest = mixed;
+            let first_span = spans.partition_point(|span| span.end() <= row);
+            // Neighbours share the reading of the cache as far as it is that of one sequence.
+            for (span, keys) in spans[first_span..].iter().zip(&keys[first_span..]) {
+                let Some(here) = span.within(&(row..row + rows)) else { break };
+                let (mixed, behind) = rest.split_at_mut(here.rows * heads * a.kv_rank);
+                rest = behind;
+                let row = row + here.first;
+                let everything = |at: usize| Attended::Range(0..here.position + at + 1);
+                if (0..here.rows).all(|at| selections.get(first + row + at).is_none()) {
+                    let query = query(row, here.rows);
+                    attend_rows(ctx.kernels, &query, *keys, everything(0), &mut space.attend, mixed);
+                    continue;
+                }
+                for (at, mixed) in mixed.chunks_exact_mut(heads * a.kv_rank).enumerate() {
+                    let selected = selections.get(first + row + at);
+                    let attended = selected.map_or_else(|| everything(at), Attended::List);
+                    attend_rows(ctx.kernels, &query(row + at, 1), *keys, attended, &mut space.attend, mixed);
+                }
             }
         },
     );

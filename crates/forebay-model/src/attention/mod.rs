@@ -7,11 +7,14 @@
 mod mix;
 mod select;
 
+use std::ops::Range;
+
 use forebay_kernels::{Activations, AttendScratch, Rope, ScoreScratch, SelectScratch};
 
 use crate::families::roles::Role;
 use crate::forward::Context;
 use crate::kv::{KeyBlocks, KvCache};
+use crate::pass::{Pass, Span, keep_rows};
 use crate::profile::{Phase, Profile};
 use crate::spec::ModelSpec;
 use crate::trace::Trace;
@@ -59,8 +62,6 @@ pub(crate) struct AttentionScratch {
     traced: Vec<u32>,
     /// The last full layer's selections.
     selections: Selections,
-    /// Position of the pass's first row.
-    start: usize,
 }
 
 /// Cosines and sines of a pass's positions, `[rows, rope / 2]` each.
@@ -74,10 +75,11 @@ struct Angles {
 }
 
 impl Angles {
-    fn fill(&mut self, rope: &Rope, positions: std::ops::Range<usize>) {
+    /// For `rows` rows at these positions.
+    fn fill(&mut self, rope: &Rope, rows: usize, positions: impl Iterator<Item = usize>) {
         self.half = rope.dim() / 2;
-        resize(&mut self.cos, positions.len() * self.half);
-        resize(&mut self.sin, positions.len() * self.half);
+        resize(&mut self.cos, rows * self.half);
+        resize(&mut self.sin, rows * self.half);
         let rows = self.cos.chunks_exact_mut(self.half).zip(self.sin.chunks_exact_mut(self.half));
         for (position, (cos, sin)) in positions.zip(rows) {
             rope.angles(position, cos, sin);
@@ -103,26 +105,31 @@ struct PerThread {
 }
 
 impl AttentionScratch {
-    /// Position of the pass's first row.
-    pub(crate) fn start(&self) -> usize {
-        self.start
-    }
-
-    /// Starts a pass of `rows` rows at the positions from `start` on.
-    pub(crate) fn begin(&mut self, model: &Model, start: usize, rows: usize) {
-        let keep = model.spec.indexer.map_or(0, |index| index.top_k.min(start + rows));
-        self.start = start;
+    /// Starts a pass over the rows of `spans`.
+    pub(crate) fn begin(&mut self, model: &Model, spans: &[Span]) {
+        let top_k = model.spec.indexer.map_or(0, |index| index.top_k);
+        let keep = spans.iter().map(|span| top_k.min(span.end_position())).max().unwrap_or(0);
+        let rows = spans.last().map_or(0, Span::end);
         self.selections.begin(rows, keep);
-        self.angles.fill(&model.rope, start..start + rows);
+        let positions = spans.iter().flat_map(|span| span.position..span.end_position());
+        self.angles.fill(&model.rope, rows, positions);
     }
 
-    /// Bytes that attention over blocks of `rows` rows, in passes of `pass` rows and with
-    /// `context` positions, holds.
+    /// Goes on with the rows `stay` of the pass alone.
+    pub(crate) fn keep_rows(&mut self, stay: &[Range<usize>]) {
+        self.selections.keep_rows(stay);
+        keep_rows(&mut self.angles.cos, self.angles.half, stay);
+        keep_rows(&mut self.angles.sin, self.angles.half, stay);
+    }
+
+    /// Bytes that attention over blocks of `rows` rows, in passes of `pass` rows of `sequences` sequences
+    /// of `context` positions, holds.
     pub(crate) fn planned_bytes(
         spec: &ModelSpec,
         pass: usize,
         rows: usize,
         context: usize,
+        sequences: usize,
         threads: usize,
     ) -> usize {
         let a = &spec.attention;
@@ -144,18 +151,18 @@ impl AttentionScratch {
                 + keep;
         }
         let values = pass * a.rope + rows * per_row + block_values + index_values + threads * per_thread;
-        4 * values + quantised.iter().sum::<usize>() + KeyBlocks::planned_bytes(context)
+        4 * values + quantised.iter().sum::<usize>() + sequences * KeyBlocks::planned_bytes(context)
     }
 }
 
 /// Attention of layer `layer` over the input-normed rows `x`, which are rows `block` of a pass,
-/// into `out`. The pass starts where `scratch` was told that it begins.
-#[allow(clippy::too_many_arguments)] // Eight independent pieces; a struct would only rename them.
+/// into `out`. Every row attends to the cache of its own sequence; all else is done for all rows at once.
+#[allow(clippy::too_many_arguments)] // Independent pieces; a struct would only rename them.
 pub(crate) fn attention(
     ctx: Context<'_>,
     layer: usize,
-    kv: &mut KvCache,
-    block: std::ops::Range<usize>,
+    pass: &mut Pass<'_, '_>,
+    block: Range<usize>,
     x: &[f32],
     quantised: &mut Quantised,
     scratch: &mut AttentionScratch,
@@ -165,17 +172,20 @@ pub(crate) fn attention(
 ) {
     let spec = &ctx.model.spec;
     let weights = &ctx.model.layer(layer).attention;
-    let start = scratch.start + block.start;
+    let spans = pass.spans_in(&block);
     scratch.angles.first = block.start;
     scratch.selections.enter(block);
     project(ctx, weights, x, quantised, scratch);
-    rotate_and_cache(ctx, layer, weights, kv, start, scratch);
+    rotate_queries(ctx, scratch);
+    cache_latents(ctx, weights, &spans, scratch, &mut |span, row, latent, rope_key| {
+        pass.parts[span.part].kv.write(layer, span.position + row, latent, rope_key);
+    });
     profile.lap(Phase::Projections);
     if let (Some(indexer), Some(index)) = (&weights.indexer, &spec.indexer) {
-        select::select(ctx, layer, indexer, index, kv, start, x, quantised, scratch, trace);
+        select::select(ctx, layer, indexer, index, pass, &spans, x, quantised, scratch, trace);
         profile.lap(Phase::Indexer);
     }
-    mix::mix_values(ctx, layer, weights, kv, start, scratch, profile);
+    mix::mix_values(ctx, layer, weights, pass, &spans, scratch, profile);
     ctx.linear(Role::AttentionOut, &weights.o, &scratch.context, quantised, out);
     profile.lap(Phase::AttentionOut);
 }
@@ -214,24 +224,19 @@ pub(crate) fn cache_rows(
 ) {
     let (a, weights) = (&ctx.model.spec.attention, &ctx.model.layer(layer).attention);
     let rows = x.len() / ctx.model.spec.hidden;
-    scratch.begin(ctx.model, start, rows);
+    let spans = [Span { part: 0, first: 0, rows, position: start }];
+    scratch.begin(ctx.model, &spans);
     scratch.angles.first = 0;
     resize(&mut scratch.latent_rope, rows * (a.kv_rank + a.rope));
     ctx.linear(Role::KvDown, &weights.kv_a, x, quantised, &mut scratch.latent_rope);
-    cache_latents(ctx, layer, weights, kv, start, scratch);
+    cache_latents(ctx, weights, &spans, scratch, &mut |span, row, latent, rope_key| {
+        kv.write(layer, span.position + row, latent, rope_key);
+    });
 }
 
-/// Rotates the rope parts and writes the layer's new cache rows, all of them before any is read.
-fn rotate_and_cache(
-    ctx: Context<'_>,
-    layer: usize,
-    weights: &AttentionWeights,
-    kv: &mut KvCache,
-    start: usize,
-    scratch: &mut AttentionScratch,
-) {
-    let spec = &ctx.model.spec;
-    let a = &spec.attention;
+/// Rotates the rope parts of the queries.
+fn rotate_queries(ctx: Context<'_>, scratch: &mut AttentionScratch) {
+    let a = &ctx.model.spec.attention;
     let rows = scratch.latent_rope.len() / (a.kv_rank + a.rope);
     resize(&mut scratch.rope_queries, rows * a.heads * a.rope);
     let (angles, rope, queries) = (&scratch.angles, &ctx.model.rope, &scratch.queries);
@@ -242,25 +247,29 @@ fn rotate_and_cache(
             angles.rotate(rope, row, rotated);
         }
     });
-    cache_latents(ctx, layer, weights, kv, start, scratch);
 }
 
-/// Writes the cache rows of `scratch.latent_rope`.
+/// Takes a latent and a rotated rope key: whose they are, and which row of that span.
+type WriteRow<'w> = &'w mut dyn FnMut(Span, usize, &[f32], &[f32]);
+
+/// Hands the cache rows of `scratch.latent_rope` to `write`, all of them before any is read.
 fn cache_latents(
     ctx: Context<'_>,
-    layer: usize,
     weights: &AttentionWeights,
-    kv: &mut KvCache,
-    start: usize,
+    spans: &[Span],
     scratch: &mut AttentionScratch,
+    write: WriteRow<'_>,
 ) {
     let (spec, rope) = (&ctx.model.spec, &ctx.model.rope);
     let (a, angles) = (&spec.attention, &scratch.angles);
     resize(&mut scratch.latent, a.kv_rank);
-    for (row, both) in scratch.latent_rope.chunks_exact_mut(a.kv_rank + a.rope).enumerate() {
-        let (latent, rope_key) = both.split_at_mut(a.kv_rank);
-        ctx.kernels.rms_norm(latent, &weights.kv_a_norm, spec.low_rank_norm_eps, &mut scratch.latent);
-        angles.rotate(rope, row, rope_key);
-        kv.write(layer, start + row, &scratch.latent, rope_key);
+    let mut rows = scratch.latent_rope.chunks_exact_mut(a.kv_rank + a.rope);
+    for span in spans {
+        for (row, both) in rows.by_ref().take(span.rows).enumerate() {
+            let (latent, rope_key) = both.split_at_mut(a.kv_rank);
+            ctx.kernels.rms_norm(latent, &weights.kv_a_norm, spec.low_rank_norm_eps, &mut scratch.latent);
+            angles.rotate(rope, span.first + row, rope_key);
+            write(*span, row, &scratch.latent, rope_key);
+        }
     }
 }

@@ -7,7 +7,8 @@ use forebay_kernels::{IndexQueries, KeyRows, index_scores, select_positions, sel
 use super::{AttentionScratch, PerThread};
 use crate::families::roles::Role;
 use crate::forward::Context;
-use crate::kv::{BLOCK, KvCache};
+use crate::kv::BLOCK;
+use crate::pass::{Pass, Span, keep_rows};
 use crate::spec::{IndexerKind, IndexerSpec};
 use crate::trace::Trace;
 use crate::weights::IndexerWeights;
@@ -45,6 +46,15 @@ impl Selections {
         self.lens.clear();
         self.lens.resize(rows, None);
         self.block = 0..rows;
+    }
+
+    /// Goes on with the rows `stay` of the pass alone.
+    pub(super) fn keep_rows(&mut self, stay: &[Range<usize>]) {
+        if !self.lists.is_empty() {
+            keep_rows(&mut self.lists, self.keep, stay);
+        }
+        keep_rows(&mut self.lens, 1, stay);
+        self.block = 0..self.lens.len();
     }
 
     /// From now on, row 0 is the first of `block`.
@@ -85,42 +95,50 @@ pub(super) fn select(
     layer: usize,
     weights: &IndexerWeights,
     index: &IndexerSpec,
-    kv: &mut KvCache,
-    start: usize,
+    pass: &mut Pass<'_, '_>,
+    spans: &[Span],
     x: &[f32],
     quantised: &mut Quantised,
     scratch: &mut AttentionScratch,
     mut trace: Option<&mut (dyn Trace + '_)>,
 ) {
     debug_assert_eq!(ctx.model.spec.layers[layer].indexer, IndexerKind::Full);
-    cache_keys(ctx, layer, weights, index, kv, start, x, quantised, scratch);
-    let rows = scratch.selections.rows();
-    // Later rows have more keys, so all rows from the first selecting one on select.
-    let all = if ctx.force_selection { 0 } else { index.top_k.saturating_sub(start).min(rows) };
-    scratch.selections.lens_mut()[..all].fill(None);
-    if all == rows {
-        return;
+    cache_keys(ctx, layer, weights, index, pass, spans, x, quantised, scratch);
+    // Later rows have more keys, so all rows of a sequence from the first selecting one on select.
+    let all_of = |span: &Span| match ctx.force_selection {
+        true => 0,
+        false => index.top_k.saturating_sub(span.position).min(span.rows),
+    };
+    for span in spans {
+        scratch.selections.lens_mut()[span.first..span.first + all_of(span)].fill(None);
     }
-    project_queries(ctx, weights, index, &x[all * ctx.model.spec.hidden..], quantised, scratch);
-    let keys = kv.index_keys(layer).expect("a full layer keeps index keys while it selects");
+    let selecting = |span: &&Span| all_of(span) < span.rows;
+    let Some(from) = spans.iter().find(selecting).map(|span| span.first + all_of(span)) else { return };
+    project_queries(ctx, weights, index, &x[from * ctx.model.spec.hidden..], quantised, scratch);
     scratch.per_thread.resize_with(ctx.team.threads(), PerThread::default);
     let keep = scratch.selections.keep;
-    for first in (all..rows).step_by(SELECT_ROWS) {
-        let block = SELECT_ROWS.min(rows - first);
-        let positions = start + first + block;
-        score(ctx, index, first - all..first - all + block, keys.rows(positions), positions, scratch);
+    for span in spans.iter().filter(selecting) {
+        let keys = pass.parts[span.part].kv.index_keys(layer);
+        let keys = keys.expect("a full layer keeps index keys while it selects");
+        for first in (span.first + all_of(span)..span.end()).step_by(SELECT_ROWS) {
+            let block = SELECT_ROWS.min(span.end() - first);
+            // The number of keys of row `i` of the block.
+            let known = |i: usize| span.position + first - span.first + i + 1;
+            let positions = known(block - 1);
+            score(ctx, index, first - from..first - from + block, keys.rows(positions), positions, scratch);
 
-        let scores = &scratch.scores;
-        let of_row = |i: usize| &scores[i * positions..][..start + first + i + 1];
-        let lists = scratch.selections.lists_mut(first..first + block);
-        ctx.team.for_each_chunk_with(&mut scratch.per_thread, lists, keep, &|i, list, space| {
-            select_positions(ctx.kernels, of_row(i), keep, &mut space.select, list);
-        });
-        for i in 0..block {
-            scratch.selections.lens_mut()[first + i] = Some(keep.min(start + first + i + 1));
-            if let Some(trace) = &mut trace {
-                select_top_k(of_row(i), keep, &mut scratch.per_thread[0].select, &mut scratch.traced);
-                trace.selected(layer, start + first + i, &scratch.traced);
+            let scores = &scratch.scores;
+            let of_row = |i: usize| &scores[i * positions..][..known(i)];
+            let lists = scratch.selections.lists_mut(first..first + block);
+            ctx.team.for_each_chunk_with(&mut scratch.per_thread, lists, keep, &|i, list, space| {
+                select_positions(ctx.kernels, of_row(i), keep, &mut space.select, list);
+            });
+            for i in 0..block {
+                scratch.selections.lens_mut()[first + i] = Some(keep.min(known(i)));
+                if let Some(trace) = &mut trace {
+                    select_top_k(of_row(i), keep, &mut scratch.per_thread[0].select, &mut scratch.traced);
+                    trace.selected(layer, known(i) - 1, &scratch.traced);
+                }
             }
         }
     }
@@ -133,8 +151,8 @@ fn cache_keys(
     layer: usize,
     weights: &IndexerWeights,
     index: &IndexerSpec,
-    kv: &mut KvCache,
-    start: usize,
+    pass: &mut Pass<'_, '_>,
+    spans: &[Span],
     x: &[f32],
     quantised: &mut Quantised,
     scratch: &mut AttentionScratch,
@@ -144,14 +162,17 @@ fn cache_keys(
     resize(&mut scratch.index_key, index.dim);
     ctx.linear(Role::IndexKey, &weights.k, x, quantised, &mut scratch.index_keys);
     let normed = &mut scratch.index_key;
-    for (row, key) in scratch.index_keys.chunks_exact(index.dim).enumerate() {
-        ctx.kernels.layer_norm(key, &weights.k_norm, &weights.k_norm_bias, INDEX_NORM_EPS, normed);
-        scratch.angles.rotate(&ctx.model.rope, row, &mut normed[..rope]);
-        kv.write_index(layer, start + row, normed);
+    let mut keys = scratch.index_keys.chunks_exact(index.dim);
+    for span in spans {
+        for (row, key) in keys.by_ref().take(span.rows).enumerate() {
+            ctx.kernels.layer_norm(key, &weights.k_norm, &weights.k_norm_bias, INDEX_NORM_EPS, normed);
+            scratch.angles.rotate(&ctx.model.rope, span.first + row, &mut normed[..rope]);
+            pass.parts[span.part].kv.write_index(layer, span.position + row, normed);
+        }
     }
 }
 
-/// Rotated index queries and head weights of the selecting rows `x`, the first at `position`.
+/// Rotated index queries and head weights of the rows `x`, which are the last ones of the block.
 fn project_queries(
     ctx: Context<'_>,
     weights: &IndexerWeights,

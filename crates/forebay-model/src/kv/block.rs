@@ -11,7 +11,7 @@ use crate::spec::{IndexerKind, ModelSpec};
 /// Positions of a block: those of an attention tile, so that a tile lies in one block.
 pub const BLOCK: usize = forebay_kernels::TILE;
 
-/// Blocks beside those of one whole context: copies of a conversation's end while it is continued.
+/// Blocks beside those of every whole context: copies of a conversation's end while it is continued.
 pub const SPARE_BLOCKS: usize = 2;
 
 /// Hidden states that a block may carry, for drafts that go on from there.
@@ -152,7 +152,7 @@ impl KvLayout {
 
     /// Blocks for `contexts` sequences of `capacity` positions; `None` on overflow.
     pub fn planned_blocks(capacity: usize, contexts: usize) -> Option<usize> {
-        capacity.div_ceil(BLOCK).checked_mul(contexts)?.checked_add(SPARE_BLOCKS)
+        capacity.div_ceil(BLOCK).checked_add(SPARE_BLOCKS)?.checked_mul(contexts)
     }
 
     pub(super) fn latents(&self, layer: usize) -> Rows {

@@ -7,7 +7,8 @@ use crate::weights::Matrix;
 use crate::workspace::resize;
 
 /// Chooses the experts of the normalised rows `x`, best first, and their weights: `[rows, top_k]` each. `logits` is
-/// a buffer. An error has the row that it is about.
+/// a buffer. `failed` is told of rows for which nothing can be chosen.
+#[allow(clippy::too_many_arguments)] // The router, its rows, and what comes of them.
 pub(super) fn choose(
     ctx: Context<'_>,
     router: &Matrix,
@@ -16,7 +17,8 @@ pub(super) fn choose(
     logits: &mut Vec<f32>,
     ids: &mut [u32],
     weights: &mut [f32],
-) -> Result<(), (usize, RouterError)> {
+    failed: &mut dyn FnMut(usize, RouterError),
+) {
     let m = &ctx.model.spec.moe;
     let rows = x.len() / ctx.model.spec.hidden;
     resize(logits, rows * m.experts);
@@ -24,7 +26,8 @@ pub(super) fn choose(
     let rule = RouterRule { normalise: m.normalise, scaling: m.scaling };
     let chosen = ids.chunks_exact_mut(m.top_k).zip(weights.chunks_exact_mut(m.top_k));
     for (row, (logits, (ids, weights))) in logits.chunks_exact_mut(m.experts).zip(chosen).enumerate() {
-        route(ctx.kernels, logits, bias, rule, ids, weights).map_err(|cause| (row, cause))?;
+        if let Err(cause) = route(ctx.kernels, logits, bias, rule, ids, weights) {
+            failed(row, cause);
+        }
     }
-    Ok(())
 }

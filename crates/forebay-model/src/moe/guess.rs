@@ -67,7 +67,12 @@ pub(super) fn next_layer(
     guess.ids.resize(rows * m.top_k, 0);
     resize(&mut guess.weights, rows * m.top_k);
     // What cannot be guessed at is not: the pass itself reports what is wrong.
-    choose(ctx, router, bias, &guess.normed, &mut guess.logits, &mut guess.ids, &mut guess.weights).ok()?;
+    let mut complete = true;
+    let (logits, ids, weights) = (&mut guess.logits, &mut guess.ids, &mut guess.weights);
+    choose(ctx, router, bias, &guess.normed, logits, ids, weights, &mut |_, _| complete = false);
+    if !complete {
+        return None;
+    }
     guess.experts.clear();
     for rank in 0..m.top_k {
         for row in 0..rows {

@@ -43,6 +43,12 @@ pub enum BenchWhat {
     /// right as often as --acceptance says. --draft auto begins every turn knowing nothing. docs/drafting.md says how
     /// to read the result.
     Drafts(BenchDraftsArgs),
+    /// Measure how much more several sequences at once generate than one alone
+    ///
+    /// Answers behind the same prompt, each with its own random numbers, in turns of every number of sequences. Give less
+    /// --memory than the experts take, and --throttle-disk, to see what a disk makes of it. docs/serving.md says how
+    /// to read the result.
+    Serve(BenchServeArgs),
     /// Replay which experts a model used against every cache policy and the best cache possible
     ///
     /// Without --trace the routes are made up so that they are used again as often as GLM-5.2's are. Takes a
@@ -98,6 +104,35 @@ pub struct BenchDraftsArgs {
     pub text: Option<PathBuf>,
     /// Turns of each way; the median counts
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub rounds: u16,
+    /// Print one JSON object with every turn instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// How to run the model.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// `forebay bench serve`.
+#[derive(Debug, Args)]
+pub struct BenchServeArgs {
+    /// Sequences at once; a list separated by commas, which begins with what the others are compared with
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 4, 8], value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub sequences: Vec<u8>,
+    /// Depths of drafts beside none; a list separated by commas
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(1..=MAX_DEPTH as i64))]
+    pub depth: Vec<u8>,
+    /// Tokens of an answer
+    #[arg(long, value_name = "N", default_value_t = 48, value_parser = clap::value_parser!(u32).range(4..=100_000))]
+    pub tokens: u32,
+    /// Tokens of a prompt, at most
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub prompt: u32,
+    /// Take prompts from the lines of this file, in turns: one line is one topic [default: made up]
+    #[arg(long, value_name = "PATH")]
+    pub text: Option<PathBuf>,
+    /// Turns of each way; the median counts
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub rounds: u16,
     /// Print one JSON object with every turn instead of a table
     #[arg(long)]

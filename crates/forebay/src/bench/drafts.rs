@@ -52,7 +52,7 @@ pub fn run(args: &BenchDraftsArgs) -> Result<(), Failure> {
     options.drafting = Drafting::Auto;
     options.context.get_or_insert(args.prompt as usize + tokens + 1);
     let mut engine = load::open_engine(&dir, options, &args.engine.disk.mirror)?;
-    let prompts = prompts(args, &dir, &engine)?;
+    let prompts = prompts(args.text.as_deref(), args.prompt as usize, &dir, &engine)?;
     let mut worlds = worlds(args);
     let turns = prompts.len() * usize::from(args.rounds) * worlds.iter().map(|w| w.ways.len()).sum::<usize>();
     interrupt.during(|cancel| {
@@ -76,9 +76,13 @@ pub fn run(args: &BenchDraftsArgs) -> Result<(), Failure> {
 }
 
 /// What the answers follow: the first tokens of each line of a file, or made-up ones.
-fn prompts(args: &BenchDraftsArgs, dir: &Path, engine: &Engine) -> Result<Vec<Vec<u32>>, Failure> {
-    let len = args.prompt as usize;
-    let Some(path) = &args.text else { return Ok(vec![zipf_ids(engine.spec().vocab, len)]) };
+pub(super) fn prompts(
+    text: Option<&Path>,
+    len: usize,
+    dir: &Path,
+    engine: &Engine,
+) -> Result<Vec<Vec<u32>>, Failure> {
+    let Some(path) = text else { return Ok(vec![zipf_ids(engine.spec().vocab, len)]) };
     let tokenizer = load::tokenizer(dir)?;
     let text = std::fs::read_to_string(path)
         .map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))?;

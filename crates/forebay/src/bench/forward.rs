@@ -96,13 +96,13 @@ pub fn run(args: &BenchForwardArgs) -> Result<(), Failure> {
         pass(&mut engine, &mut session, prompt.max(context))?;
         let mut prefill = Passes { rows: prompt, seconds: Vec::new(), profile: Profile::default(), disk: 0 };
         let before = engine.counters();
-        session.profile().reset();
+        engine.profile().reset();
         for _ in 0..ROUNDS {
             session.truncate(0);
             prefill.seconds.push(pass(&mut engine, &mut session, prompt)?);
             measure_limits(&engine, &bytes, &mut found);
         }
-        prefill.profile = session.profile().clone();
+        prefill.profile = engine.profile().clone();
         prefill.disk = engine.counters().since(&before).bytes;
 
         session.truncate(0);
@@ -111,14 +111,14 @@ pub fn run(args: &BenchForwardArgs) -> Result<(), Failure> {
         // The first step is not counted: it fetches experts that the long pass did not leave behind.
         pass(&mut engine, &mut session, 1)?;
         let before = engine.counters();
-        session.profile().reset();
+        engine.profile().reset();
         for step in 0..args.steps.saturating_sub(1) {
             decode.seconds.push(pass(&mut engine, &mut session, 1)?);
             if step % 4 == 0 {
                 measure_limits(&engine, &bytes, &mut found);
             }
         }
-        decode.profile = session.profile().clone();
+        decode.profile = engine.profile().clone();
         decode.disk = engine.counters().since(&before).bytes;
         Ok::<_, Failure>((prefill, decode))
     })?;

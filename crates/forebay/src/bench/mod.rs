@@ -13,6 +13,7 @@ mod forward;
 mod latents;
 mod matmul;
 mod measure;
+mod serve;
 mod show;
 mod stream;
 mod weights;
@@ -54,6 +55,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
         BenchWhat::Cache(args) => cache::run(args),
         BenchWhat::Stream(args) => stream::run(args),
         BenchWhat::Drafts(args) => drafts::run(args),
+        BenchWhat::Serve(args) => serve::run(args),
         BenchWhat::Io(args) => disk::run(args),
     }
 }

@@ -134,13 +134,13 @@ fn measure(
     cancel: &CancelToken,
 ) -> Result<Sample, Failure> {
     let (before, gauge) = (engine.counters(), engine.store().reader().gauge());
-    session.profile().reset();
+    engine.profile().reset();
     let started = Instant::now();
     for tokens in passes {
         run_tokens(engine, session, tokens, cancel)?;
     }
     let wall = started.elapsed().as_secs_f64();
-    let waited = session.profile().spent(Phase::ExpertWait).as_secs_f64();
+    let waited = engine.profile().spent(Phase::ExpertWait).as_secs_f64();
     let after = engine.store().reader().gauge();
     let disk = Gauge {
         outstanding: after.outstanding.saturating_sub(gauge.outstanding),
@@ -153,7 +153,7 @@ fn measure(
         compute: (wall - waited).max(0.0),
         experts: engine.counters().since(&before),
         disk,
-        head: session.profile().spent(Phase::Head).as_secs_f64(),
+        head: engine.profile().spent(Phase::Head).as_secs_f64(),
     })
 }
 

@@ -337,8 +337,7 @@ impl Chat {
             "settings": settings,
         });
         let (load, work) = (model.load_time, stats.prefill + stats.decode);
-        let profile = self.session.profile();
-        closing::add_cost(&mut all, &mut model.engine, &model.roots, profile, load, work);
+        closing::add_cost(&mut all, &mut model.engine, &model.roots, load, work);
         self.recordings.finish(&all)
     }
 

@@ -1,0 +1,394 @@
+//! A job that runs: its sequence, from the first row of its prompt to the last token of its answer.
+//!
+//! What a session does in passes of its own ([`Session::generate`]) is done here in pieces, between passes that several
+//! sequences share: the same tokens come out.
+
+use std::any::Any;
+use std::ops::{ControlFlow, Range};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use forebay_core::{CancelToken, Constraint, ConstraintError, Ending, TokenSet};
+use forebay_model::{ForwardError, Part};
+use forebay_tiers::Counters;
+
+use super::compose::Wish;
+use super::job::{Events, JobEvent, JobId, Priority};
+use super::queue::Waiting;
+use super::rates::Rates;
+use crate::choose::{Choice, Chooser};
+use crate::engine::Engine;
+use crate::session::{Finish, GenerateError, Outcome, PassStats, Proposed, Session, Stats, Token};
+
+/// A job that runs.
+pub(super) struct Sequence {
+    pub id: JobId,
+    pub events: Events,
+    pub cancel: CancelToken,
+    /// Tokens of its prompt that were known.
+    pub reused: usize,
+    /// KV blocks that it may come to need.
+    pub blocks: usize,
+    batch: bool,
+    session: Session,
+    chooser: Chooser<'static>,
+    /// What is run of its prompt, and how much of that has been.
+    prompt: Vec<u32>,
+    done: usize,
+    /// What comes next, once the prompt is done.
+    next: Option<u32>,
+    max_tokens: usize,
+    /// The tokens of the pass to come, or in progress, and what was drafted of them.
+    tokens: Vec<u32>,
+    proposed: Option<Proposed>,
+    judged: Judged,
+    /// The pass in which it last had rows.
+    last: u64,
+    stats: Stats,
+    began: Began,
+}
+
+/// What there was when it began.
+struct Began {
+    at: Instant,
+    experts: Counters,
+    /// As it was when its prompt was done.
+    prefilled: Counters,
+    disk: Duration,
+}
+
+/// What was chosen behind the rows of a pass so far.
+#[derive(Default)]
+struct Judged {
+    /// Drafts that are what was chosen.
+    right: Vec<Token>,
+    /// What comes behind them, as far as that is known; `None` while rows are still to be looked at.
+    behind: Option<Option<Choice>>,
+}
+
+/// Whether a sequence goes on.
+pub(super) type Next = Result<ControlFlow<Finish>, GenerateError>;
+
+/// The rows of a pass that a sequence has, and what it does with them.
+pub(super) struct Work<'s> {
+    pub part: Part<'s>,
+    pub teller: Teller<'s>,
+}
+
+/// Tells what happens to a sequence while a pass is in progress.
+pub(super) struct Teller<'s> {
+    events: &'s mut Events,
+    cancel: &'s CancelToken,
+    stats: &'s Stats,
+    began: &'s Began,
+    /// Tokens of the prompt before the pass, in it, and in all; none in it if it generates.
+    prompt: (usize, usize, usize),
+}
+
+impl Sequence {
+    /// Begins a job: takes over what is known of its prompt.
+    pub fn start(
+        engine: &mut Engine,
+        job: Waiting,
+        blocks: usize,
+        rates: &Rates,
+    ) -> Result<Self, (Events, GenerateError)> {
+        let Waiting {
+            id, prompt, max_tokens, sampling, stops, constraint, priority, cancel, mut events, ..
+        } = job;
+        let vocab = engine.spec().vocab;
+        let constraint = constraint.map(|inner| Box::new(Guarded(inner)) as Box<dyn Constraint>);
+        let mut session = Session::new(engine);
+        let chooser = Chooser::new(&sampling, constraint, stops, vocab, prompt.iter().copied());
+        let began = (|| Ok::<_, GenerateError>((chooser?, session.start_from(engine, &prompt)?.tokens)))();
+        let (chooser, reused) = match began {
+            Ok(began) => began,
+            Err(error) => return Err((events, error)),
+        };
+        session.hidden_again(engine, prompt[reused]);
+        let rest: Vec<u32> =
+            session.pending.take().into_iter().chain(prompt[reused..].iter().copied()).collect();
+        let forecast = rates.forecast(rest.len(), Some(Duration::ZERO));
+        _ = tell(&mut events, &cancel, JobEvent::Started { reused, forecast });
+        let experts = engine.counters();
+        let began = Began { at: Instant::now(), experts, prefilled: experts, disk: engine.store.disk_time() };
+        Ok(Self {
+            id,
+            events,
+            cancel,
+            reused,
+            blocks,
+            batch: priority == Priority::Batch,
+            session,
+            chooser,
+            prompt: rest,
+            done: 0,
+            next: None,
+            // No answer has more tokens than the context, so that without a limit it is the context that ends it.
+            max_tokens: max_tokens.unwrap_or(engine.plan().context + 1),
+            tokens: Vec::new(),
+            proposed: None,
+            judged: Judged::default(),
+            last: 0,
+            stats: Stats::default(),
+            began,
+        })
+    }
+
+    /// What it could run.
+    pub fn wish(&self) -> Wish {
+        Wish { prompt: self.prompt.len() - self.done, batch: self.batch, last: self.last }
+    }
+
+    /// Whether it has rows in the pass that is composed.
+    pub fn takes_part(&self) -> bool {
+        !self.tokens.is_empty()
+    }
+
+    /// Rows of its prompt in the pass that is composed.
+    pub fn prompt_rows(&self) -> usize {
+        if self.next.is_none() { self.tokens.len() } else { 0 }
+    }
+
+    /// Decides on the tokens of the next pass, of which there may be `rows`; with drafts, if there is to be any
+    /// `drafting`.
+    pub fn prepare(
+        &mut self,
+        engine: &mut Engine,
+        rows: usize,
+        drafting: bool,
+        pass: u64,
+    ) -> Result<(), GenerateError> {
+        self.tokens.clear();
+        self.proposed = None;
+        self.session.drafts.clear();
+        self.judged = Judged::default();
+        if rows == 0 {
+            return Ok(());
+        }
+        self.last = pass;
+        match self.next {
+            None => self.tokens.extend_from_slice(&self.prompt[self.done..self.done + rows]),
+            Some(next) => {
+                let left = (self.max_tokens - self.stats.new_tokens).min(rows - 1);
+                let (chooser, cancel) = (&mut self.chooser, &self.cancel);
+                self.proposed =
+                    Some(self.session.propose_within(engine, next, left, chooser, drafting, cancel)?);
+                self.tokens.push(next);
+                self.tokens.extend_from_slice(&self.session.drafts);
+            }
+        }
+        let room = self.session.kv.len()..self.session.kv.len() + self.tokens.len();
+        engine.prefixes.make_room(&mut self.session.kv, room).map_err(ForwardError::from)?;
+        Ok(())
+    }
+
+    /// Its part of the pass, and who tells what happens to it.
+    pub fn work(&mut self) -> Work<'_> {
+        let rows = if self.next.is_none() { self.tokens.len() } else { 0 };
+        Work {
+            part: Part::new(&mut self.session.kv, &self.tokens, &self.cancel),
+            teller: Teller {
+                events: &mut self.events,
+                cancel: &self.cancel,
+                stats: &self.stats,
+                began: &self.began,
+                prompt: (self.done, rows, self.prompt.len()),
+            },
+        }
+    }
+
+    /// Which of its rows it wants logits of: the last one of its prompt, or all behind which something was drafted, and
+    /// one more.
+    pub fn logit_rows(&self) -> Range<usize> {
+        match self.next {
+            Some(_) => 0..self.tokens.len(),
+            None if self.done + self.tokens.len() == self.prompt.len() => {
+                self.tokens.len() - 1..self.tokens.len()
+            }
+            None => 0..0,
+        }
+    }
+
+    /// Whether a row's logits still matter.
+    pub fn wants_logits(&self) -> bool {
+        self.judged.behind.is_none()
+    }
+
+    /// Looks at the logits of one of its rows, in their order.
+    pub fn judge(&mut self, row: usize, logits: &[f32]) {
+        // The row of a prompt stands for the first one: no draft is behind it.
+        let row = if self.next.is_some() { row } else { 0 };
+        let (chooser, right) = (&mut self.chooser, &mut self.judged.right);
+        self.judged.behind = self.session.judge_row(row, logits, chooser, right);
+    }
+
+    /// The pass is over, and these were its rows; tells what came of it.
+    pub fn after(&mut self, engine: &mut Engine, rows: Range<usize>, pass: &PassStats, alone: bool) -> Next {
+        let tokens = std::mem::take(&mut self.tokens);
+        let chosen = match self.next.take() {
+            None => {
+                self.session.keep(engine, &tokens, rows)?;
+                self.done += tokens.len();
+                self.stats.prompt_tokens += tokens.len();
+                self.stats.prefill = self.began.at.elapsed();
+                if self.done < self.prompt.len() {
+                    return Ok(ControlFlow::Continue(()));
+                }
+                self.began.prefilled = engine.counters();
+                self.began.disk = engine.store.disk_time();
+                self.session.enter(engine);
+                None
+            }
+            Some(_) => {
+                let Judged { right, behind } = std::mem::take(&mut self.judged);
+                let behind = behind.flatten();
+                let accepted = self.session.accepted(right.len(), &behind);
+                let (mut emitted, mut ended) = (0, false);
+                for token in right {
+                    emitted += 1;
+                    ended = self.tell(JobEvent::Token(token)).is_break();
+                    if ended {
+                        break;
+                    }
+                }
+                self.session.keep(engine, &tokens[..1 + emitted], rows)?;
+                self.stats.decode_passes += 1;
+                self.stats.new_tokens += emitted;
+                if let Some(proposed) = self.proposed.take() {
+                    proposed.count(engine, accepted, pass, alone, &mut self.stats.drafts);
+                }
+                self.stats.decode_experts = engine.counters().since(&self.began.prefilled);
+                self.stats.decode_disk = engine.store.disk_time().saturating_sub(self.began.disk);
+                if ended {
+                    return Ok(ControlFlow::Break(Finish::Ended));
+                }
+                behind
+            }
+        };
+        self.choose(chosen)
+    }
+
+    /// Chooses what comes next, unless that is known, and tells it.
+    fn choose(&mut self, chosen: Option<Choice>) -> Next {
+        if self.stats.new_tokens < self.max_tokens {
+            let next = match chosen.map_or_else(|| self.chooser.choose(&self.session.logits), Ok)? {
+                Choice::Token(next) => next,
+                Choice::End(_) => return Ok(ControlFlow::Break(Finish::Stop)),
+            };
+            let id = next.id;
+            self.session.pending = Some(id);
+            self.stats.new_tokens += 1;
+            self.stats.first_token.get_or_insert_with(|| self.began.at.elapsed());
+            if self.tell(JobEvent::Token(next)).is_break() {
+                return Ok(ControlFlow::Break(Finish::Ended));
+            }
+            if self.stats.new_tokens < self.max_tokens {
+                if self.session.kv.len() == self.session.kv.capacity() {
+                    return Ok(ControlFlow::Break(Finish::Context));
+                }
+                self.next = Some(id);
+                return Ok(ControlFlow::Continue(()));
+            }
+        }
+        // An answer that is complete with its last token was not cut.
+        let complete = self.chooser.is_complete()?;
+        Ok(ControlFlow::Break(if complete { Finish::Stop } else { Finish::Length }))
+    }
+
+    fn tell(&mut self, event: JobEvent) -> ControlFlow<()> {
+        tell(&mut self.events, &self.cancel, event)
+    }
+
+    /// What it cost so far.
+    pub fn outcome(&self, engine: &Engine, finish: Finish) -> Outcome {
+        let mut stats = Stats { experts: engine.counters().since(&self.began.experts), ..self.stats };
+        stats.decode = self.began.at.elapsed().saturating_sub(stats.prefill);
+        stats.non_finite_logits = self.chooser.non_finite();
+        Outcome { finish, stats }
+    }
+
+    /// Leaves what was computed to others.
+    pub fn leave(&self, engine: &mut Engine) {
+        self.session.enter(engine);
+    }
+}
+
+impl Teller<'_> {
+    /// So many layers of so many are done, and so many bytes were read since the store was opened.
+    pub fn layers_done(&mut self, done: usize, layers: usize, bytes: u64) {
+        let (before, rows, total) = self.prompt;
+        if rows == 0 || self.cancel.is_cancelled() {
+            return;
+        }
+        // A long pass takes minutes: what its layers have done counts as tokens.
+        let share = (before * layers + rows * done) as f64 / (total * layers) as f64;
+        let left = self.began.at.elapsed().mul_f64((1.0 - share) / share);
+        let read = bytes.saturating_sub(self.began.experts.step_bytes());
+        let event = JobEvent::Prefill {
+            done: before + rows * done / layers,
+            total,
+            read: Some(read),
+            left: Some(left),
+        };
+        _ = tell(self.events, self.cancel, event);
+    }
+
+    /// It left the pass: whoever cancelled it need not wait for the pass to end.
+    pub fn left(&mut self, error: &ForwardError) {
+        if let ForwardError::Cancelled = error {
+            let mut stats = *self.stats;
+            stats.decode = self.began.at.elapsed().saturating_sub(stats.prefill);
+            self.events.done(Outcome { finish: Finish::Cancelled, stats });
+        }
+    }
+}
+
+/// Tells an event; a listener that panics hears nothing more, and its job is over.
+fn tell(events: &mut Events, cancel: &CancelToken, event: JobEvent) -> ControlFlow<()> {
+    catch_unwind(AssertUnwindSafe(|| events.tell(event))).unwrap_or_else(|_| {
+        cancel.cancel();
+        ControlFlow::Break(())
+    })
+}
+
+/// A constraint whose panics are errors of its own job.
+struct Guarded(Box<dyn Constraint + Send>);
+
+impl Guarded {
+    fn ask<T>(
+        &mut self,
+        ask: impl FnOnce(&mut (dyn Constraint + Send)) -> Result<T, ConstraintError>,
+    ) -> Result<T, ConstraintError> {
+        catch_unwind(AssertUnwindSafe(|| ask(&mut *self.0)))
+            .unwrap_or_else(|panic| Err(ConstraintError::Broken { reason: reason(panic.as_ref()) }))
+    }
+}
+
+impl Constraint for Guarded {
+    fn ending(&mut self) -> Result<Ending, ConstraintError> {
+        self.ask(|inner| inner.ending())
+    }
+
+    fn allowed(&mut self, set: &mut TokenSet) -> Result<bool, ConstraintError> {
+        self.ask(|inner| inner.allowed(set))
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
+        self.ask(|inner| inner.accept(token))
+    }
+
+    fn forced(&mut self, tokens: &mut Vec<u32>) -> Result<(), ConstraintError> {
+        self.ask(|inner| inner.forced(tokens))
+    }
+
+    fn agrees(&mut self, tokens: &[u32]) -> Result<usize, ConstraintError> {
+        self.ask(|inner| inner.agrees(tokens))
+    }
+}
+
+/// What a panic said.
+pub(super) fn reason(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("no reason given").to_owned()
+}
