@@ -76,10 +76,29 @@ impl Loaded {
         Ok(Self { dir, roots, engine, text, stops, load_time: started.elapsed(), usage })
     }
 
+    /// Its engine, what it says about text, and what is to be done when the engine is not needed any more.
+    pub fn into_parts(self) -> (Engine, TextSide, StopSet, Afterwards) {
+        (self.engine, self.text, self.stops, Afterwards { usage: self.usage })
+    }
+
     /// Remembers for later runs what this one used.
     pub fn remember(&mut self) {
         if let Some(usage) = self.usage.take() {
             usage.end(&mut self.engine);
+        }
+    }
+}
+
+/// What is left to do when an engine is not needed any more.
+pub struct Afterwards {
+    usage: Option<Usage>,
+}
+
+impl Afterwards {
+    /// Remembers for later runs what this one used.
+    pub fn remember(self, engine: &mut Engine) {
+        if let Some(usage) = self.usage {
+            usage.end(engine);
         }
     }
 }
