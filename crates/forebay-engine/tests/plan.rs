@@ -250,7 +250,7 @@ fn a_server_has_as_many_contexts_as_cost_hardly_any_slot() {
     println!("{seen:?}");
 }
 
-/// Every further sequence is paid for: its blocks, its logits, and where its blocks lie.
+/// Every further sequence is paid for: its blocks, and where they lie.
 #[test]
 fn sequences_are_paid_for() {
     let of = |sequences| budget(100 * GB, PlanRequest { sequences, chunk: Some(512), ..request() }).unwrap();
@@ -258,9 +258,8 @@ fn sequences_are_paid_for() {
     // 4,096 positions in 64 blocks, two to spare for each, and one on its way to or from a file.
     let block = (one.kv) / (64 + 2 + 1);
     assert_eq!((one.kv, four.kv), (block * 67, block * (4 * 66 + 1)));
-    let vocab = GLM.spec.vocab as u64;
     let lists = 2 * 16 * (64 + 1);
-    assert_eq!(four.work - one.work, 3 * (4 * vocab + lists));
+    assert_eq!(four.work - one.work, 3 * lists);
 }
 
 fn toy_options() -> EngineOptions {

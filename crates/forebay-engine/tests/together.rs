@@ -600,6 +600,45 @@ fn a_cancelled_sequence_leaves_within_a_layer() {
     assert!(layers_of(1, &told) >= layers, "{told:?}");
 }
 
+/// Cancelled from elsewhere, at any moment of a pass that waits for a slow disk: the other one gets its bits, and no slab
+/// is lost.
+#[test]
+fn a_cancellation_may_come_at_any_moment() {
+    let dir = toy_dir();
+    let options =
+        EngineOptions { context: Some(512), sequences: 2, chunk: Some(400), ..EngineOptions::default() };
+    let options = streaming(dir.path(), options);
+    let (mut engine, disks) = faulty(dir.path(), options);
+    let long = Script { prompt: (0..300).map(|i| (i * i + 3) % 290).collect(), ..quiet_script(4) };
+    let other = Script { prompt: (0..30).map(|i| (i * 11 + 5) % 290).collect(), ..quiet_script(6) };
+    let want = alone(&mut engine, &other).unwrap();
+    let started = Instant::now();
+    alone(&mut engine, &long).unwrap();
+    let whole = started.elapsed();
+    let mut cancelled = 0;
+    for round in 0..30u32 {
+        disks
+            .iter()
+            .for_each(|disk| disk.set(Faults { latency: Duration::from_micros(20), ..Faults::default() }));
+        // Another prompt every time, so that nothing of it is known.
+        let long =
+            Script { prompt: long.prompt.iter().map(|id| (id + round) % 290).collect(), ..long.clone() };
+        let scheduler = Scheduler::start(engine, limits(2)).unwrap();
+        let (first, of_first) = job(&long, &scheduler);
+        let (second, of_second) = job(&other, &scheduler);
+        let cancel = first.cancel.clone();
+        scheduler.submit(first).unwrap();
+        scheduler.submit(second).unwrap();
+        std::thread::sleep(whole * round / 20);
+        cancel.cancel();
+        engine = scheduler.drain(Duration::from_secs(60)).unwrap();
+        assert_eq!(answer(&of_second), (want.clone(), Ok(Finish::Length)), "round {round}");
+        cancelled += usize::from(answer(&of_first).1 == Ok(Finish::Cancelled));
+        check_slabs(&mut engine);
+    }
+    assert!(cancelled >= 10, "{cancelled} of 30");
+}
+
 /// The same prompt several times at once is computed once.
 #[test]
 fn what_another_one_computes_is_waited_for() {
