@@ -266,6 +266,19 @@ fn toy_options() -> EngineOptions {
     EngineOptions { context: Some(64), threads: Some(1), ..EngineOptions::default() }
 }
 
+/// A server that is not told gets them where memory is plenty; what is said holds.
+#[test]
+fn a_server_is_planned_with_contexts_for_several() {
+    let dir = TempDir::new().unwrap();
+    toy::write(dir.path()).unwrap();
+    let serving = EngineOptions { serving: true, memory: Some(ByteSize(GB)), ..toy_options() };
+    let of = |options| toy_with(dir.path(), options).unwrap().kv;
+    let told = |sequences| of(EngineOptions { sequences, ..serving });
+    assert_eq!(told(0), told(MOST_SEQUENCES));
+    assert!(told(1) < told(2) && told(2) < told(0));
+    assert_eq!(told(1), of(EngineOptions { serving: false, ..serving }));
+}
+
 fn toy_with(dir: &Path, options: EngineOptions) -> Result<Plan, PlanError> {
     inspect(dir, &options).unwrap().plan
 }
