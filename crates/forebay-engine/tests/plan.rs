@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use forebay_core::ByteSize;
+use forebay_engine::plan::{MOST_SEQUENCES, sequences_for};
 use forebay_engine::{
     Bound, Consumer, Drafting, EngineOptions, ModelFacts, Plan, PlanError, PlanRequest, Rates, WhatIf,
     inspect, inspect_for, plan,
@@ -218,8 +219,64 @@ fn the_governor_keeps_to_the_plan() {
     assert_eq!(plan.governed(&machine).reserve_bytes, (24 * GB - plan.total()) / 2);
 }
 
+/// What a server takes for further contexts costs the poorest layer a sixteenth of its slots at most, and where twice as
+/// many contexts would fit too, they are taken.
+#[test]
+fn a_server_has_as_many_contexts_as_cost_hardly_any_slot() {
+    let mut before = 0;
+    let mut seen = Vec::new();
+    for machine in [24, 32, 64, 96, 128, 192, 256, 512, 1024] {
+        let memory = MemoryInfo::assumed(machine * GB);
+        let wanted = PlanRequest { context: None, ..request() };
+        let (context, sequences) = sequences_for(&GLM, &wanted, &memory);
+        let with = |sequences| on(machine * GB, &PlanRequest { context, sequences, ..request() });
+        let one = with(1).unwrap();
+        assert_eq!(one.context, on(machine * GB, &wanted).unwrap().context, "no context is shorter for it");
+        let cheap =
+            |plan: &Plan| 16 * (poorest(&one) - poorest(plan)) <= poorest(&one) && plan.chunk == one.chunk;
+        assert!(cheap(&with(sequences).unwrap()), "{machine} GB");
+        assert!(
+            sequences == MOST_SEQUENCES || !with(2 * sequences).is_ok_and(|plan| cheap(&plan)),
+            "{machine} GB"
+        );
+        assert!(
+            sequences.is_power_of_two() && sequences >= before,
+            "{machine} GB: {sequences} after {before}"
+        );
+        before = sequences;
+        seen.push(sequences);
+    }
+    assert_eq!((seen[0], *seen.last().unwrap()), (1, MOST_SEQUENCES), "{seen:?}");
+    println!("{seen:?}");
+}
+
+/// Every further sequence is paid for: its blocks, and where they lie.
+#[test]
+fn sequences_are_paid_for() {
+    let of = |sequences| budget(100 * GB, PlanRequest { sequences, chunk: Some(512), ..request() }).unwrap();
+    let (one, four) = (of(1), of(4));
+    // 4,096 positions in 64 blocks, two to spare for each, and one on its way to or from a file.
+    let block = (one.kv) / (64 + 2 + 1);
+    assert_eq!((one.kv, four.kv), (block * 67, block * (4 * 66 + 1)));
+    let lists = 2 * 16 * (64 + 1);
+    assert_eq!(four.work - one.work, 3 * lists);
+}
+
 fn toy_options() -> EngineOptions {
     EngineOptions { context: Some(64), threads: Some(1), ..EngineOptions::default() }
+}
+
+/// A server that is not told gets them where memory is plenty; what is said holds.
+#[test]
+fn a_server_is_planned_with_contexts_for_several() {
+    let dir = TempDir::new().unwrap();
+    toy::write(dir.path()).unwrap();
+    let serving = EngineOptions { serving: true, memory: Some(ByteSize(GB)), ..toy_options() };
+    let of = |options| toy_with(dir.path(), options).unwrap().kv;
+    let told = |sequences| of(EngineOptions { sequences, ..serving });
+    assert_eq!(told(0), told(MOST_SEQUENCES));
+    assert!(told(1) < told(2) && told(2) < told(0));
+    assert_eq!(told(1), of(EngineOptions { serving: false, ..serving }));
 }
 
 fn toy_with(dir: &Path, options: EngineOptions) -> Result<Plan, PlanError> {

@@ -9,6 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use forebay_core::{CancelToken, Constraint, ConstraintError, Ending, TokenSet};
+use forebay_model::kv::{BLOCK, SPARE_BLOCKS};
 use forebay_model::{ForwardError, Part};
 use forebay_tiers::Counters;
 
@@ -20,6 +21,12 @@ use crate::choose::{Choice, Chooser};
 use crate::engine::Engine;
 use crate::session::{Finish, GenerateError, Outcome, PassStats, Proposed, Session, Stats, Token};
 
+/// Blocks that must be free beside those that a sequence has to run again: else it would soon have to give them up.
+const ROOM_TO_RESUME: usize = 4;
+
+/// A prompt that begins as another one does, which is run, waits for it if they have so many tokens in common.
+const WORTH_WAITING: usize = 64;
+
 /// A job that runs.
 pub(super) struct Sequence {
     pub id: JobId,
@@ -27,14 +34,20 @@ pub(super) struct Sequence {
     pub cancel: CancelToken,
     /// Tokens of its prompt that were known.
     pub reused: usize,
-    /// KV blocks that it may come to need.
-    pub blocks: usize,
+    /// KV blocks that it is expected to need.
+    blocks: usize,
     batch: bool,
     session: Session,
     chooser: Chooser<'static>,
-    /// What is run of its prompt, and how much of that has been.
+    /// Its prompt, and how much of that is in the cache.
     prompt: Vec<u32>,
     done: usize,
+    /// Whether its cache holds anything, or all that is known of it.
+    begun: bool,
+    /// What comes next once a prompt is run again that gave its blocks up.
+    resumes_with: Option<u32>,
+    /// Whether it gave its blocks up and waits for others.
+    paused: bool,
     /// What comes next, once the prompt is done.
     next: Option<u32>,
     max_tokens: usize,
@@ -62,8 +75,10 @@ struct Began {
 struct Judged {
     /// Drafts that are what was chosen.
     right: Vec<Token>,
-    /// What comes behind them, as far as that is known; `None` while rows are still to be looked at.
-    behind: Option<Option<Choice>>,
+    /// Whether the row behind them has been looked at: no later one counts.
+    complete: bool,
+    /// What comes behind them, unless nothing more is wanted.
+    behind: Option<Result<Choice, GenerateError>>,
 }
 
 /// Whether a sequence goes on.
@@ -86,42 +101,31 @@ pub(super) struct Teller<'s> {
 }
 
 impl Sequence {
-    /// Begins a job: takes over what is known of its prompt.
-    pub fn start(
-        engine: &mut Engine,
-        job: Waiting,
-        blocks: usize,
-        rates: &Rates,
-    ) -> Result<Self, (Events, GenerateError)> {
-        let Waiting {
-            id, prompt, max_tokens, sampling, stops, constraint, priority, cancel, mut events, ..
-        } = job;
+    /// Takes a job on; it has a place from now on, and KV blocks.
+    pub fn new(engine: &Engine, job: Waiting, blocks: usize) -> Result<Self, (Events, GenerateError)> {
+        let Waiting { id, prompt, max_tokens, sampling, stops, constraint, priority, cancel, events, .. } =
+            job;
         let vocab = engine.spec().vocab;
         let constraint = constraint.map(|inner| Box::new(Guarded(inner)) as Box<dyn Constraint>);
-        let mut session = Session::new(engine);
-        let chooser = Chooser::new(&sampling, constraint, stops, vocab, prompt.iter().copied());
-        let began = (|| Ok::<_, GenerateError>((chooser?, session.start_from(engine, &prompt)?.tokens)))();
-        let (chooser, reused) = match began {
-            Ok(began) => began,
+        let chooser = match Chooser::new(&sampling, constraint, stops, vocab, prompt.iter().copied()) {
+            Ok(chooser) => chooser,
             Err(error) => return Err((events, error)),
         };
-        session.hidden_again(engine, prompt[reused]);
-        let rest: Vec<u32> =
-            session.pending.take().into_iter().chain(prompt[reused..].iter().copied()).collect();
-        let forecast = rates.forecast(rest.len(), Some(Duration::ZERO));
-        _ = tell(&mut events, &cancel, JobEvent::Started { reused, forecast });
         let experts = engine.counters();
         let began = Began { at: Instant::now(), experts, prefilled: experts, disk: engine.store.disk_time() };
         Ok(Self {
             id,
             events,
             cancel,
-            reused,
+            reused: 0,
             blocks,
             batch: priority == Priority::Batch,
-            session,
+            session: Session::new(engine),
             chooser,
-            prompt: rest,
+            prompt,
+            begun: false,
+            resumes_with: None,
+            paused: false,
             done: 0,
             next: None,
             // No answer has more tokens than the context, so that without a limit it is the context that ends it.
@@ -133,6 +137,72 @@ impl Sequence {
             stats: Stats::default(),
             began,
         })
+    }
+
+    /// Whether it is better to wait until `other`, which came before, has run its prompt: they begin alike, and what the
+    /// other one computes need not be computed twice.
+    pub fn waits_for(&self, other: &Self) -> bool {
+        let common = || self.prompt.iter().zip(&other.prompt).take_while(|(a, b)| a == b).count();
+        // Whoever gives way to others holds nobody up.
+        !self.begun
+            && !other.paused
+            && other.next.is_none()
+            && (self.batch || !other.batch)
+            && common() >= WORTH_WAITING
+    }
+
+    /// Takes over what is known of its prompt.
+    fn begin(&mut self, engine: &mut Engine, rates: &Rates) -> Result<(), GenerateError> {
+        self.begun = true;
+        let first = self.stats == Stats::default();
+        if first {
+            self.began.at = Instant::now();
+            self.began.experts = engine.counters();
+        }
+        let reused = self.session.start_from(engine, &self.prompt)?.tokens;
+        self.session.hidden_again(engine, self.prompt[reused]);
+        // The last one of those may have to be run again.
+        self.session.pending = None;
+        self.done = self.session.tokens().len();
+        if first {
+            self.reused = reused;
+            let forecast = rates.forecast(self.prompt.len() - self.done, Some(Duration::ZERO));
+            _ = self.tell(JobEvent::Started { reused, forecast });
+        }
+        Ok(())
+    }
+
+    /// Gives its KV blocks up, for others: what it had is run again when there are blocks for it.
+    pub fn pause(&mut self, engine: &mut Engine) {
+        self.session.enter(engine);
+        if let Some(next) = self.next.take() {
+            self.prompt = self.session.tokens().to_vec();
+            self.resumes_with = Some(next);
+        }
+        self.session = Session::new(engine);
+        (self.begun, self.paused, self.done) = (false, true, 0);
+        self.tokens.clear();
+    }
+
+    /// Goes on where it gave its blocks up.
+    pub fn resume(&mut self) {
+        self.paused = false;
+    }
+
+    /// Whether it gave its blocks up and waits for others.
+    pub fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    /// Whether it has KV blocks to give up.
+    pub fn has_blocks(&self) -> bool {
+        self.begun
+    }
+
+    /// KV blocks that it has, and is expected to need before it ends, or for some time.
+    pub fn blocks(&self) -> usize {
+        let has = self.session.kv.len().max(self.prompt.len());
+        self.blocks.max(has.div_ceil(BLOCK) + SPARE_BLOCKS + usize::from(self.paused) * ROOM_TO_RESUME)
     }
 
     /// What it could run.
@@ -158,6 +228,7 @@ impl Sequence {
         rows: usize,
         drafting: bool,
         pass: u64,
+        rates: &Rates,
     ) -> Result<(), GenerateError> {
         self.tokens.clear();
         self.proposed = None;
@@ -167,8 +238,14 @@ impl Sequence {
             return Ok(());
         }
         self.last = pass;
+        if !self.begun {
+            self.begin(engine, rates)?;
+        }
         match self.next {
-            None => self.tokens.extend_from_slice(&self.prompt[self.done..self.done + rows]),
+            None => {
+                let rows = rows.min(self.prompt.len() - self.done);
+                self.tokens.extend_from_slice(&self.prompt[self.done..self.done + rows]);
+            }
             Some(next) => {
                 let left = (self.max_tokens - self.stats.new_tokens).min(rows - 1);
                 let (chooser, cancel) = (&mut self.chooser, &self.cancel);
@@ -185,7 +262,9 @@ impl Sequence {
 
     /// Its part of the pass, and who tells what happens to it.
     pub fn work(&mut self) -> Work<'_> {
-        let rows = if self.next.is_none() { self.tokens.len() } else { 0 };
+        let rows = self.prompt_rows();
+        // What was known of its prompt does not count.
+        let total = self.prompt.len() + self.stats.prompt_tokens - self.done;
         Work {
             part: Part::new(&mut self.session.kv, &self.tokens, &self.cancel),
             teller: Teller {
@@ -193,7 +272,7 @@ impl Sequence {
                 cancel: &self.cancel,
                 stats: &self.stats,
                 began: &self.began,
-                prompt: (self.done, rows, self.prompt.len()),
+                prompt: (self.stats.prompt_tokens, if self.resumes_with.is_some() { 0 } else { rows }, total),
             },
         }
     }
@@ -203,6 +282,7 @@ impl Sequence {
     pub fn logit_rows(&self) -> Range<usize> {
         match self.next {
             Some(_) => 0..self.tokens.len(),
+            None if self.resumes_with.is_some() => 0..0,
             None if self.done + self.tokens.len() == self.prompt.len() => {
                 self.tokens.len() - 1..self.tokens.len()
             }
@@ -212,38 +292,47 @@ impl Sequence {
 
     /// Whether a row's logits still matter.
     pub fn wants_logits(&self) -> bool {
-        self.judged.behind.is_none()
+        !self.judged.complete
     }
 
     /// Looks at the logits of one of its rows, in their order.
     pub fn judge(&mut self, row: usize, logits: &[f32]) {
         // The row of a prompt stands for the first one: no draft is behind it.
         let row = if self.next.is_some() { row } else { 0 };
-        let (chooser, right) = (&mut self.chooser, &mut self.judged.right);
-        self.judged.behind = self.session.judge_row(row, logits, chooser, right);
+        let Judged { right, complete, behind } = &mut self.judged;
+        let Some(known) = self.session.judge_row(row, logits, &mut self.chooser, right) else { return };
+        *complete = true;
+        // Chosen here, so that no sequence has to keep its logits.
+        let wanted = self.stats.new_tokens + right.len() < self.max_tokens;
+        *behind = known.map(Ok).or_else(|| wanted.then(|| self.chooser.choose(logits)));
     }
 
     /// The pass is over, and these were its rows; tells what came of it.
     pub fn after(&mut self, engine: &mut Engine, rows: Range<usize>, pass: &PassStats, alone: bool) -> Next {
         let tokens = std::mem::take(&mut self.tokens);
-        let chosen = match self.next.take() {
+        let Judged { right, behind, .. } = std::mem::take(&mut self.judged);
+        match self.next.take() {
             None => {
                 self.session.keep(engine, &tokens, rows)?;
                 self.done += tokens.len();
                 self.stats.prompt_tokens += tokens.len();
-                self.stats.prefill = self.began.at.elapsed();
+                if self.resumes_with.is_none() {
+                    self.stats.prefill = self.began.at.elapsed();
+                }
                 if self.done < self.prompt.len() {
+                    return Ok(ControlFlow::Continue(()));
+                }
+                if let Some(next) = self.resumes_with.take() {
+                    self.next = Some(next);
                     return Ok(ControlFlow::Continue(()));
                 }
                 self.began.prefilled = engine.counters();
                 self.began.disk = engine.store.disk_time();
                 self.session.enter(engine);
-                None
             }
             Some(_) => {
-                let Judged { right, behind } = std::mem::take(&mut self.judged);
-                let behind = behind.flatten();
-                let accepted = self.session.accepted(right.len(), &behind);
+                let known = behind.as_ref().and_then(|behind| behind.as_ref().ok());
+                let accepted = self.session.accepted(right.len(), known);
                 let (mut emitted, mut ended) = (0, false);
                 for token in right {
                     emitted += 1;
@@ -263,16 +352,15 @@ impl Sequence {
                 if ended {
                     return Ok(ControlFlow::Break(Finish::Ended));
                 }
-                behind
             }
-        };
-        self.choose(chosen)
+        }
+        self.go_on(behind.transpose()?)
     }
 
-    /// Chooses what comes next, unless that is known, and tells it.
-    fn choose(&mut self, chosen: Option<Choice>) -> Next {
-        if self.stats.new_tokens < self.max_tokens {
-            let next = match chosen.map_or_else(|| self.chooser.choose(&self.session.logits), Ok)? {
+    /// Goes on with what was chosen, and tells it.
+    fn go_on(&mut self, chosen: Option<Choice>) -> Next {
+        if let Some(chosen) = chosen.filter(|_| self.stats.new_tokens < self.max_tokens) {
+            let next = match chosen {
                 Choice::Token(next) => next,
                 Choice::End(_) => return Ok(ControlFlow::Break(Finish::Stop)),
             };
@@ -332,6 +420,13 @@ impl Teller<'_> {
             left: Some(left),
         };
         _ = tell(self.events, self.cancel, event);
+    }
+
+    /// It has no rows in the pass: whoever cancelled it need not wait for the pass to end.
+    pub fn look_for_cancellation(&mut self) {
+        if self.cancel.is_cancelled() {
+            self.left(&ForwardError::Cancelled);
+        }
     }
 
     /// It left the pass: whoever cancelled it need not wait for the pass to end.

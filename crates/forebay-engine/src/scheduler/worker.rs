@@ -1,5 +1,6 @@
 //! The engine's thread: passes over the rows of all jobs that run.
 
+use std::cell::RefCell;
 use std::ops::{ControlFlow, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
@@ -79,25 +80,24 @@ fn wait(engine: &mut Engine, shared: &Shared) -> bool {
     })
 }
 
-/// Begins jobs whose turn has come, as long as there are places and KV blocks for all that they may come to need.
+/// Tokens of an answer that KV blocks are kept for. Longer ones take what is there, and may have to wait for others.
+const USUAL_ANSWER: usize = 1024;
+
+/// Begins jobs whose turn has come, as long as there are places, and KV blocks for all that they are expected to need.
 fn admit(engine: &mut Engine, running: &mut Vec<Sequence>, shared: &Shared) {
     let context = shared.facts.context;
     let needed = |prompt: usize, most: Option<usize>| {
-        let positions = most.map_or(context, |most| prompt.saturating_add(most).min(context));
+        let positions = (prompt + most.map_or(USUAL_ANSWER, |most| most.min(USUAL_ANSWER))).min(context);
         positions.div_ceil(BLOCK) + SPARE_BLOCKS
     };
     loop {
-        let taken: usize = running.iter().map(|sequence| sequence.blocks).sum();
+        let taken: usize = running.iter().map(Sequence::blocks).sum();
         let there = engine.kv_blocks();
         let alone = running.is_empty();
-        let (job, rates) = {
-            let mut queue = shared.lock();
-            let fits = |prompt, most| alone || taken + needed(prompt, most) <= there;
-            let Some(job) = queue.next(fits) else { return };
-            (job, queue.rates)
-        };
+        let fits = |prompt, most| alone || taken + needed(prompt, most) <= there;
+        let Some(job) = shared.lock().next(fits) else { return };
         let (id, blocks) = (job.id, needed(job.prompt.len(), job.max_tokens));
-        match Sequence::start(engine, job, blocks, &rates) {
+        match Sequence::new(engine, job, blocks) {
             Ok(sequence) => running.push(sequence),
             Err((mut events, error)) => {
                 shared.lock().ended(id, 0, None);
@@ -184,8 +184,16 @@ fn prepare(engine: &mut Engine, running: &mut Vec<Sequence>, pace: &Pace, number
             false => at += 1,
         }
     }
-    let wishes: Vec<Wish> = running.iter().map(Sequence::wish).collect();
-    let shares = compose(&wishes, engine.plan().chunk, pace);
+    resume(engine, running);
+    // What others compute anyway is waited for.
+    let waits = |at: usize| running[..at].iter().any(|other| running[at].waits_for(other));
+    let runs: Vec<usize> = (0..running.len()).filter(|at| !running[*at].is_paused() && !waits(*at)).collect();
+    let wishes: Vec<Wish> = runs.iter().map(|at| running[*at].wish()).collect();
+    let mut shares = vec![0; running.len()];
+    for (at, rows) in runs.into_iter().zip(compose(&wishes, engine.plan().chunk, pace)) {
+        shares[at] = rows;
+    }
+    let rates = shared.lock().rates;
     let taking_part = shares.iter().filter(|rows| **rows > 0).count();
     // A row more of one sequence costs what a row of another one does, and is right less often.
     let drafting = match engine.options().drafting {
@@ -195,27 +203,67 @@ fn prepare(engine: &mut Engine, running: &mut Vec<Sequence>, pace: &Pace, number
     };
     let mut at = 0;
     for rows in shares {
-        match running[at].prepare(engine, rows, drafting, number) {
-            Ok(()) => at += 1,
-            Err(error) => end(engine, running.remove(at), Err(error), shared),
+        loop {
+            let rows = if running[at].is_paused() { 0 } else { rows };
+            match running[at].prepare(engine, rows, drafting, number, &rates) {
+                Ok(()) => at += 1,
+                Err(GenerateError::Forward(ForwardError::NoBlock(_))) if give_way(engine, running, at) => {
+                    continue;
+                }
+                Err(error) => end(engine, running.remove(at), Err(error), shared),
+            }
+            break;
         }
     }
+}
+
+/// Lets those go on that gave their KV blocks up, the first one first, as far as there are blocks again.
+fn resume(engine: &Engine, running: &mut [Sequence]) {
+    let mut taken: usize =
+        running.iter().filter(|sequence| !sequence.is_paused()).map(Sequence::blocks).sum();
+    for sequence in running.iter_mut().filter(|sequence| sequence.is_paused()) {
+        if taken > 0 && taken + sequence.blocks() > engine.kv_blocks() {
+            return;
+        }
+        taken += sequence.blocks();
+        sequence.resume();
+    }
+}
+
+/// Finds KV blocks for the sequence `at`: the last that came gives its own up, which may be this one. `false` if there are
+/// none to be had.
+fn give_way(engine: &mut Engine, running: &mut [Sequence], at: usize) -> bool {
+    let last = running.iter().rposition(Sequence::has_blocks).filter(|last| *last >= at).unwrap_or(at);
+    if last == at && !running[..at].iter().any(Sequence::has_blocks) {
+        return false;
+    }
+    running[last].pause(engine);
+    true
 }
 
 /// Runs the rows of all sequences that have any: how each fared, and how many rows there were.
 fn run_rows(engine: &mut Engine, running: &mut [Sequence], shared: &Shared) -> (Vec<Option<Fared>>, usize) {
     let layers = engine.spec().layers.len();
     let took_part: Vec<bool> = running.iter().map(Sequence::takes_part).collect();
-    let work = running.iter_mut().filter(|sequence| sequence.takes_part()).map(Sequence::work);
-    let (mut parts, tellers): (Vec<Part<'_>>, Vec<Teller<'_>>) =
-        work.map(|Work { part, teller }| (part, teller)).unzip();
-    let tellers = std::cell::RefCell::new(tellers);
+    let (mut parts, mut tellers, mut bystanders) = (Vec::new(), Vec::new(), Vec::new());
+    for (sequence, took_part) in running.iter_mut().zip(&took_part) {
+        let Work { part, teller } = sequence.work();
+        match took_part {
+            true => {
+                parts.push(part);
+                tellers.push(teller);
+            }
+            false => bystanders.push(teller),
+        }
+    }
+    let tellers = RefCell::new(tellers);
     let (ctx, store, ws) = engine.split();
     let mut watch = Watch {
         trace: None,
         layers_done: &mut |done, bytes| {
             // Those that wait may have given up meanwhile.
             shared.sweep();
+            bystanders.iter_mut().for_each(Teller::look_for_cancellation);
             tellers.borrow_mut().iter_mut().for_each(|teller| teller.layers_done(done, layers, bytes));
         },
         left: &mut |part, error| tellers.borrow_mut()[part].left(error),

@@ -37,6 +37,8 @@ struct Turn {
     bytes: f64,
     /// Share of the experts wanted that were in memory.
     hits: f64,
+    /// Experts that a pass wants, over those that its rows want each for itself.
+    distinct: f64,
     /// Tokens of a pass.
     tokens_per_pass: f64,
 }
@@ -213,6 +215,7 @@ fn watch(events: &Receiver<Told>, sequences: usize) -> Result<Turn, Failure> {
         rate: tokens as f64 / seconds,
         bytes: experts.step_bytes() as f64 / tokens.max(1) as f64,
         hits: experts.hits as f64 / (experts.hits + experts.misses).max(1) as f64,
+        distinct: (experts.hits + experts.misses) as f64 / experts.requests.max(1) as f64,
         tokens_per_pass: tokens as f64 / passes.max(1) as f64,
     })
 }
@@ -231,18 +234,19 @@ fn show_text(engine: &Engine, ways: &[Way]) -> String {
         plan.demand.layers.len()
     );
     let Some(first) = ways.first() else { return text };
-    text += "sequences  draft  tokens/s  of each  against the first  tokens/pass  read/token  hits %\n";
+    text += "sequences  draft  tokens/s  of each  against the first  tokens/pass  distinct %  read/token  hits %\n";
     for way in ways {
         let of = |value: &dyn Fn(&Turn) -> f64| median(&way.turns.iter().map(value).collect::<Vec<_>>());
         let rate = of(&|turn| turn.rate);
         text += &format!(
-            "{:<9}  {:>5}  {:>8.2}  {:>7.2}  {:>17.3}  {:>11.2}  {:>10}  {:>6.1}\n",
+            "{:<9}  {:>5}  {:>8.2}  {:>7.2}  {:>17.3}  {:>11.2}  {:>10.1}  {:>10}  {:>6.1}\n",
             way.sequences,
             way.drafting.to_string(),
             rate,
             rate / way.sequences as f64,
             gain(way, first),
             of(&|turn| turn.tokens_per_pass),
+            100.0 * of(&|turn| turn.distinct),
             ByteSize(of(&|turn| turn.bytes) as u64).to_string(),
             100.0 * of(&|turn| turn.hits),
         );
@@ -256,6 +260,7 @@ fn show_json(engine: &Engine, ways: &[Way]) -> Value {
             "tokens_per_s": turn.rate,
             "read_bytes_per_token": turn.bytes,
             "hit_rate": turn.hits,
+            "distinct": turn.distinct,
             "tokens_per_pass": turn.tokens_per_pass,
         })
     };
