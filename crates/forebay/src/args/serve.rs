@@ -37,7 +37,7 @@ pub struct ServeArgs {
     /// Requests that may wait for their turn; more are refused
     #[arg(long, value_name = "N", default_value_t = 64, help_heading = "Server")]
     pub max_queue: u16,
-    /// Requests that are answered at once, as far as memory allows [default: as many as cost next to nothing, up to 8]
+    /// Requests that are answered at once, as far as memory allows [default: 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64), help_heading = "Server")]
     pub parallel: Option<u8>,
     /// Connections at a time; others wait
@@ -81,8 +81,7 @@ pub struct ServeArgs {
 impl ServeArgs {
     /// The options of the run.
     pub fn options(&self) -> EngineOptions {
-        let sequences = self.parallel.map_or(0, usize::from);
-        EngineOptions { drafting: self.draft.draft, sequences, ..self.engine.options() }
+        EngineOptions { drafting: self.draft.draft, serving: true, ..self.engine.options() }
     }
 }
 
