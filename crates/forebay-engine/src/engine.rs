@@ -79,6 +79,9 @@ pub struct EngineOptions {
     /// Sequences of that length that the KV cache has room for at once; 0 counts as 1. What they do not use holds
     /// earlier ones, to go on from.
     pub sequences: usize,
+    /// Whether a server asks: where `sequences` is 0, it is then as many as cost hardly any expert slot
+    /// ([`sequences_for`](plan::sequences_for)).
+    pub serving: bool,
     /// Rows per prefill pass; `None` takes as many as fit.
     pub chunk: Option<usize>,
     /// Rows of a pass that go through everything but experts at once; `None` takes what is fast.
@@ -131,14 +134,12 @@ impl EngineOptions {
         self.io.way(plan.holds_everything())
     }
 
-    /// The same for a server: where nobody said how many sequences the KV cache has room for at once, as many as cost
-    /// hardly any expert slot ([`sequences_for`](plan::sequences_for)).
-    pub fn for_serving(self, snapshot: &Snapshot) -> Self {
-        if self.sequences > 0 {
+    /// The same with everything decided that depends on what the machine has.
+    fn settled(self, snapshot: &Snapshot, memory: &MemoryInfo) -> Self {
+        if !self.serving || self.sequences > 0 {
             return self;
         }
-        let request = self.plan_request(snapshot);
-        let (context, sequences) = plan::sequences_for(snapshot, &request, &MemoryInfo::read());
+        let (context, sequences) = plan::sequences_for(snapshot, &self.plan_request(snapshot), memory);
         Self { context: self.context.or(context), sequences, ..self }
     }
 
@@ -278,7 +279,7 @@ impl Inspection {
     pub fn of(snapshot: Snapshot, options: &EngineOptions, what_if: WhatIf) -> Self {
         let memory =
             what_if.machine.map_or_else(MemoryInfo::read, |ByteSize(total)| MemoryInfo::assumed(total));
-        let plan = options.plan(&snapshot, &memory).map_err(|error| match error {
+        let plan = options.settled(&snapshot, &memory).plan(&snapshot, &memory).map_err(|error| match error {
             // On an assumed machine nothing runs that could be closed.
             PlanError::MoreThanAvailable { planned, available, minimum } if what_if.machine.is_some() => {
                 PlanError::MoreThanMachine { planned, machine: available, minimum }
@@ -375,6 +376,7 @@ impl Engine {
     ) -> Result<Self, OpenError> {
         let kernels = options.kernels()?;
         let memory = MemoryInfo::read();
+        let options = options.settled(&snapshot, &memory);
         let plan = options.plan(&snapshot, &memory)?;
         snapshot.experts.slots = plan.expert_slots();
         reserve(plan.kv.saturating_add(plan.work))?;

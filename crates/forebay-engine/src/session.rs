@@ -169,7 +169,7 @@ pub struct Session {
     /// The token behind the cache's last that its MTP row was made with, if that is known already.
     behind: Option<u32>,
     /// Logits after the last token in the cache; empty before the first pass.
-    pub(crate) logits: Vec<f32>,
+    logits: Vec<f32>,
     /// The drafts of the pass to come.
     pub(crate) drafts: Vec<u32>,
     /// Drafts for measurements.

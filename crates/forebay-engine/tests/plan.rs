@@ -250,7 +250,7 @@ fn a_server_has_as_many_contexts_as_cost_hardly_any_slot() {
     println!("{seen:?}");
 }
 
-/// Every further sequence is paid for: its blocks, its logits, and where its blocks lie.
+/// Every further sequence is paid for: its blocks, and where they lie.
 #[test]
 fn sequences_are_paid_for() {
     let of = |sequences| budget(100 * GB, PlanRequest { sequences, chunk: Some(512), ..request() }).unwrap();
@@ -258,13 +258,25 @@ fn sequences_are_paid_for() {
     // 4,096 positions in 64 blocks, two to spare for each, and one on its way to or from a file.
     let block = (one.kv) / (64 + 2 + 1);
     assert_eq!((one.kv, four.kv), (block * 67, block * (4 * 66 + 1)));
-    let vocab = GLM.spec.vocab as u64;
     let lists = 2 * 16 * (64 + 1);
-    assert_eq!(four.work - one.work, 3 * (4 * vocab + lists));
+    assert_eq!(four.work - one.work, 3 * lists);
 }
 
 fn toy_options() -> EngineOptions {
     EngineOptions { context: Some(64), threads: Some(1), ..EngineOptions::default() }
+}
+
+/// A server that is not told gets them where memory is plenty; what is said holds.
+#[test]
+fn a_server_is_planned_with_contexts_for_several() {
+    let dir = TempDir::new().unwrap();
+    toy::write(dir.path()).unwrap();
+    let serving = EngineOptions { serving: true, memory: Some(ByteSize(GB)), ..toy_options() };
+    let of = |options| toy_with(dir.path(), options).unwrap().kv;
+    let told = |sequences| of(EngineOptions { sequences, ..serving });
+    assert_eq!(told(0), told(MOST_SEQUENCES));
+    assert!(told(1) < told(2) && told(2) < told(0));
+    assert_eq!(told(1), of(EngineOptions { serving: false, ..serving }));
 }
 
 fn toy_with(dir: &Path, options: EngineOptions) -> Result<Plan, PlanError> {

@@ -18,7 +18,7 @@ fn open() -> Engine {
     Engine::open(&demo(), options, &mut |_, _| {}).unwrap()
 }
 
-/// One job at a time; several at once are `together.rs`.
+/// One job at a time; several at once are `together/`.
 fn start(limits: Limits) -> Scheduler {
     Scheduler::start(open(), Limits { running: 1, ..limits }).unwrap()
 }

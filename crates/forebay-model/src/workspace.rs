@@ -68,8 +68,8 @@ impl Workspace {
         let moe = MoeScratch::planned_bytes(spec, rows, block, floats);
         let logits = 4 * LOGIT_ROWS * spec.vocab;
         let mtp = if mtp { MtpScratch::planned_bytes(hidden) } else { 0 };
-        // What every further sequence keeps from pass to pass: its logits, and a hidden state.
-        let kept = 4 * sequences.saturating_sub(1) * (spec.vocab + if mtp > 0 { hidden } else { 0 });
+        // What every further sequence keeps from pass to pass: a hidden state.
+        let kept = 4 * sequences.saturating_sub(1) * if mtp > 0 { hidden } else { 0 };
         (stream + attention + dense + moe + logits + mtp + kept) as u64
     }
 }

@@ -5,6 +5,8 @@
 //! -> [`tokenizer::Tokenizer::token_bytes`] -> [`stream::Utf8Stream`] -> [`reasoning::ReasoningSplitter`],
 //! until an id is in the [`stops::StopSet`].
 //!
+//! Behind the think block, [`tool_calls::ToolCallParser`] finds the calls of an answer.
+//!
 //! Answers that come back as text in a later prompt get the ids back that they were generated with: [`answers`].
 //!
 //! User text can never become a control token: see [`prompt`] for how that holds by construction.
@@ -17,6 +19,7 @@ pub mod stops;
 pub mod stream;
 pub mod template;
 pub mod tokenizer;
+pub mod tool_calls;
 
 mod limits;
 
@@ -28,3 +31,4 @@ pub use stops::StopSet;
 pub use stream::Utf8Stream;
 pub use template::{ChatMessage, ChatTemplate, RenderOptions};
 pub use tokenizer::Tokenizer;
+pub use tool_calls::{AnswerPart, ParsedCall, ToolCallParser, ToolTypes};

@@ -6,6 +6,7 @@ mod engine;
 mod get;
 mod models;
 mod sampling;
+mod serve;
 mod sessions;
 
 use std::path::PathBuf;
@@ -21,6 +22,7 @@ pub use engine::*;
 pub use get::*;
 pub use models::*;
 pub use sampling::*;
+pub use serve::*;
 pub use sessions::*;
 
 const ABOUT: &str = "Run giant Mixture-of-Experts models on any machine, by streaming experts from disk";
@@ -36,6 +38,7 @@ const AFTER_HELP: &str = "\
 Examples:
   forebay run \"What is 2+2?\"
   forebay chat --model /models/GLM-5.2 --memory 24G
+  forebay serve --model /models/GLM-5.2 --memory 24G
   forebay get OWNER/NAME --to /models/GLM-5.2
   forebay plan /models/GLM-5.2 --machine-memory 24G
   forebay inspect /models/GLM-5.2 --memory 16G
@@ -53,6 +56,8 @@ Exit status:
 
 Environment:
   FOREBAY_MODEL  the model folder to use when --model is not given
+  FOREBAY_API_KEY
+                 a key that clients of `serve` must send, beside those of --api-key-file
   FOREBAY_CACHE  where the demonstration model is unpacked (default: the user's cache
                  folder, else one in the system's folder for temporary files)
   HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_TOKEN_PATH
@@ -92,6 +97,12 @@ pub enum Verb {
     /// When standard input or output is not a terminal, the lines of standard input are the messages, and Ctrl-C
     /// ends the program.
     Chat(ChatArgs),
+    /// Answer programs: OpenAI, Anthropic and Ollama interfaces over HTTP
+    ///
+    /// For this machine only, unless told otherwise. docs/api.md lists routes and parameters. The address goes to
+    /// standard output, what happens to standard error. Ctrl-C, or the system's request to end, finishes answers that are
+    /// under way.
+    Serve(ServeArgs),
     /// Describe a model folder and plan its memory, reading only headers
     ///
     /// Says what the model is, which optional parts it has, and how the memory of this machine (or of

@@ -80,13 +80,31 @@ impl Loaded {
         Ok(Self { dir, roots, engine, text, stops, load_time: started.elapsed(), usage, learnt })
     }
 
+    /// Its engine, what it says about text, and what is to be done when the engine is not needed any more.
+    pub fn into_parts(self) -> (Engine, TextSide, StopSet, Afterwards) {
+        (self.engine, self.text, self.stops, Afterwards { usage: self.usage, learnt: self.learnt })
+    }
+
     /// Remembers for later runs what this one used and found out.
     pub fn remember(&mut self) {
-        if let Some(usage) = self.usage.take() {
-            usage.end(&mut self.engine);
+        Afterwards { usage: self.usage.take(), learnt: self.learnt.take() }.remember(&mut self.engine);
+    }
+}
+
+/// What is left to do when an engine is not needed any more.
+pub struct Afterwards {
+    usage: Option<Usage>,
+    learnt: Option<Learnt>,
+}
+
+impl Afterwards {
+    /// Remembers for later runs what this one used and found out.
+    pub fn remember(self, engine: &mut Engine) {
+        if let Some(usage) = self.usage {
+            usage.end(engine);
         }
-        if let Some(learnt) = &self.learnt {
-            learnt.end(&self.engine);
+        if let Some(learnt) = self.learnt {
+            learnt.end(engine);
         }
     }
 }

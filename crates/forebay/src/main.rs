@@ -1,7 +1,7 @@
 //! The `forebay` command: verbs over the engine, for people and for scripts.
 //!
 //! - [`args`]: what can be typed. [`settings`]: what it means. [`failure`]: the exit statuses.
-//! - One module per verb: [`run`], [`chat`], [`inspect`], [`plan`], [`score`], [`mod@bench`], [`doctor`], [`tune`],
+//! - One module per verb: [`run`], [`chat`], [`serve`], [`inspect`], [`plan`], [`score`], [`mod@bench`], [`doctor`], [`tune`],
 //!   [`synth`], [`get`], [`verify`], [`convert`], [`mod@pack`].
 //! - What they share: [`load`] a model, read a [`prompt`], show an [`answer`], [`progress`], Ctrl-C in
 //!   [`interrupt`], measurements in [`report`], the end of a run in
@@ -40,6 +40,7 @@ mod recordings;
 mod report;
 mod run;
 mod score;
+mod serve;
 mod sessions;
 mod settings;
 mod structure;
@@ -60,6 +61,7 @@ fn main() -> ExitCode {
     let done = match &cli.verb {
         Verb::Run(args) => run::run(args),
         Verb::Chat(args) => chat::run(args),
+        Verb::Serve(args) => serve::run(args),
         Verb::Inspect(args) => inspect::run(args),
         Verb::Plan(args) => plan::run(args),
         Verb::Score(args) => score::run(args),

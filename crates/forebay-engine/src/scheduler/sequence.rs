@@ -75,8 +75,10 @@ struct Began {
 struct Judged {
     /// Drafts that are what was chosen.
     right: Vec<Token>,
-    /// What comes behind them, as far as that is known; `None` while rows are still to be looked at.
-    behind: Option<Option<Choice>>,
+    /// Whether the row behind them has been looked at: no later one counts.
+    complete: bool,
+    /// What comes behind them, unless nothing more is wanted.
+    behind: Option<Result<Choice, GenerateError>>,
 }
 
 /// Whether a sequence goes on.
@@ -280,6 +282,7 @@ impl Sequence {
     pub fn logit_rows(&self) -> Range<usize> {
         match self.next {
             Some(_) => 0..self.tokens.len(),
+            None if self.resumes_with.is_some() => 0..0,
             None if self.done + self.tokens.len() == self.prompt.len() => {
                 self.tokens.len() - 1..self.tokens.len()
             }
@@ -289,21 +292,26 @@ impl Sequence {
 
     /// Whether a row's logits still matter.
     pub fn wants_logits(&self) -> bool {
-        self.judged.behind.is_none()
+        !self.judged.complete
     }
 
     /// Looks at the logits of one of its rows, in their order.
     pub fn judge(&mut self, row: usize, logits: &[f32]) {
         // The row of a prompt stands for the first one: no draft is behind it.
         let row = if self.next.is_some() { row } else { 0 };
-        let (chooser, right) = (&mut self.chooser, &mut self.judged.right);
-        self.judged.behind = self.session.judge_row(row, logits, chooser, right);
+        let Judged { right, complete, behind } = &mut self.judged;
+        let Some(known) = self.session.judge_row(row, logits, &mut self.chooser, right) else { return };
+        *complete = true;
+        // Chosen here, so that no sequence has to keep its logits.
+        let wanted = self.stats.new_tokens + right.len() < self.max_tokens;
+        *behind = known.map(Ok).or_else(|| wanted.then(|| self.chooser.choose(logits)));
     }
 
     /// The pass is over, and these were its rows; tells what came of it.
     pub fn after(&mut self, engine: &mut Engine, rows: Range<usize>, pass: &PassStats, alone: bool) -> Next {
         let tokens = std::mem::take(&mut self.tokens);
-        let chosen = match self.next.take() {
+        let Judged { right, behind, .. } = std::mem::take(&mut self.judged);
+        match self.next.take() {
             None => {
                 self.session.keep(engine, &tokens, rows)?;
                 self.done += tokens.len();
@@ -321,12 +329,10 @@ impl Sequence {
                 self.began.prefilled = engine.counters();
                 self.began.disk = engine.store.disk_time();
                 self.session.enter(engine);
-                None
             }
             Some(_) => {
-                let Judged { right, behind } = std::mem::take(&mut self.judged);
-                let behind = behind.flatten();
-                let accepted = self.session.accepted(right.len(), &behind);
+                let known = behind.as_ref().and_then(|behind| behind.as_ref().ok());
+                let accepted = self.session.accepted(right.len(), known);
                 let (mut emitted, mut ended) = (0, false);
                 for token in right {
                     emitted += 1;
@@ -346,16 +352,15 @@ impl Sequence {
                 if ended {
                     return Ok(ControlFlow::Break(Finish::Ended));
                 }
-                behind
             }
-        };
-        self.choose(chosen)
+        }
+        self.go_on(behind.transpose()?)
     }
 
-    /// Chooses what comes next, unless that is known, and tells it.
-    fn choose(&mut self, chosen: Option<Choice>) -> Next {
-        if self.stats.new_tokens < self.max_tokens {
-            let next = match chosen.map_or_else(|| self.chooser.choose(&self.session.logits), Ok)? {
+    /// Goes on with what was chosen, and tells it.
+    fn go_on(&mut self, chosen: Option<Choice>) -> Next {
+        if let Some(chosen) = chosen.filter(|_| self.stats.new_tokens < self.max_tokens) {
+            let next = match chosen {
                 Choice::Token(next) => next,
                 Choice::End(_) => return Ok(ControlFlow::Break(Finish::Stop)),
             };

@@ -159,7 +159,7 @@ impl Session {
             return Ok(None);
         }
         let Judged { right, behind } = self.judge(engine, tokens.len(), chooser);
-        let accepted = self.accepted(right.len(), &behind);
+        let accepted = self.accepted(right.len(), behind.as_ref());
         let asked = Instant::now();
         let (emitted, ended) = emit(right, on_event);
         // What the caller did with the tokens is no part of the pass.
@@ -187,6 +187,7 @@ impl Session {
             let block = logits(ctx, ws, first..rows.min(first + LOGIT_ROWS));
             for (row, logits) in (first..).zip(block.chunks_exact(vocab)) {
                 if let Some(behind) = self.judge_row(row, logits, chooser, &mut right) {
+                    logits.clone_into(&mut self.logits);
                     return Judged { right, behind };
                 }
             }
@@ -197,21 +198,19 @@ impl Session {
     /// Judges the draft behind row `row` of a pass of this sequence, by the logits of that row: `None` if it is right, and
     /// is added to `right`. Else what comes behind the row, as far as it is known, and no later row counts.
     pub(crate) fn judge_row(
-        &mut self,
+        &self,
         row: usize,
         logits: &[f32],
         chooser: &mut Chooser<'_>,
         right: &mut Vec<Token>,
     ) -> Option<Option<Choice>> {
         let draft = self.drafts.get(row).copied();
-        let behind = judge_row(draft, logits, &mut |row| chooser.choose(row), right)?;
-        logits.clone_into(&mut self.logits);
-        Some(behind)
+        judge_row(draft, logits, &mut |row| chooser.choose(row), right)
     }
 
     /// How many drafts the model agreed with, of which `right` are part of the answer: one more where the choice `behind`
     /// them ends the answer, and was drafted. A stop token ends the answer without being part of it.
-    pub(crate) fn accepted(&self, right: usize, behind: &Option<Choice>) -> usize {
+    pub(crate) fn accepted(&self, right: usize, behind: Option<&Choice>) -> usize {
         let stopped = matches!(behind, Some(Choice::End(Some(stop))) if self.drafts.get(right) == Some(stop));
         right + usize::from(stopped)
     }

@@ -43,6 +43,7 @@ impl Selections {
     /// Starts a pass: every row attends to everything.
     pub(super) fn begin(&mut self, rows: usize, keep: usize) {
         self.keep = keep;
+        self.lists.clear();
         self.lens.clear();
         self.lens.resize(rows, None);
         self.block = 0..rows;
@@ -237,5 +238,29 @@ fn score(
             let keys = keys.slice(from..from + scores.len() * index.dim);
             index_scores(ctx.kernels, &query, keys, &mut space.score, scores);
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows move with their lists, whatever the pass before had.
+    #[test]
+    fn rows_that_stay_keep_their_selections() {
+        let mut selections = Selections::default();
+        selections.begin(1, 6);
+        selections.lists_mut(0..1).fill(9);
+        selections.begin(5, 2);
+        // Nothing is selected yet.
+        selections.keep_rows(&[1..5]);
+        assert_eq!((selections.rows(), selections.get(3)), (4, None));
+        for row in 0..4 {
+            selections.lists_mut(row..row + 1).fill(row as u32);
+            selections.lens_mut()[row] = (row != 2).then_some(1 + row % 2);
+        }
+        selections.keep_rows(&[1..2, 3..4]);
+        assert_eq!(selections.rows(), 2);
+        assert_eq!((selections.get(0), selections.get(1)), (Some(&[1, 1][..]), Some(&[3, 3][..])));
     }
 }

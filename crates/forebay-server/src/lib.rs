@@ -1,0 +1,149 @@
+//! The engine behind HTTP: the interfaces of OpenAI, Anthropic and Ollama, streaming, health and metrics.
+//!
+//! Every interface translates its requests into one kind of [`ask::Ask`], and what comes of it, piece by piece, back.
+//! In between, [`run`] hands it to the engine's scheduler as tokens and hears tokens; [`pipe`] makes text of them: think
+//! block, stop strings, tool calls.
+//!
+//! - The way in: [`conn`] (sockets), [`guard`] (keys, pages, names), [`body`], [`fields`] and [`params`].
+//! - The interfaces: [`openai`], [`anthropic`], [`ollama`]; [`health`] for those who watch.
+//! - What they share: [`tools`], [`grammars`], [`stream`], [`error`], [`metrics`].
+//!
+//! Nothing of a request is trusted: sizes, times and numbers have limits, what is not understood is refused by its name,
+//! and no text of a client becomes a control token. This crate reads no environment variables. docs/api.md is its
+//! reference for users.
+
+pub mod anthropic;
+pub mod app;
+pub mod ask;
+pub mod auth;
+pub mod body;
+pub mod conn;
+pub mod cors;
+pub mod error;
+pub mod fields;
+pub mod grammars;
+pub mod guard;
+pub mod health;
+pub mod ids;
+pub mod metrics;
+pub mod ollama;
+pub mod openai;
+pub mod params;
+pub mod pipe;
+pub mod run;
+mod signals;
+pub mod stream;
+pub mod tools;
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::middleware::from_fn_with_state;
+use axum::routing::{get, post};
+use tokio::sync::watch;
+
+pub use app::{App, Model, Settings};
+pub use auth::Keys;
+pub use cors::Origins;
+
+use forebay_engine::Engine;
+use forebay_engine::scheduler::Health;
+
+/// Threads that serve sockets: little is done there.
+const SOCKET_THREADS: usize = 2;
+
+/// Why a server could not be started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// The address is not to be had.
+    #[error("cannot listen on {address}: {cause}; choose another --port, or end what uses it")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        cause: std::io::Error,
+    },
+    /// Threads or signals are not to be had.
+    #[error("cannot start the server: {0}")]
+    Start(#[from] std::io::Error),
+}
+
+/// Takes the address, so that a busy one is found before a model is loaded.
+pub fn listen(address: SocketAddr) -> Result<TcpListener, ServeError> {
+    let listener = TcpListener::bind(address).map_err(|cause| ServeError::Listen { address, cause })?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// Serves until the process is asked to end, finishes what is under way, and gives the engine back, if it still works.
+/// When asked a second time, it waits for nothing.
+pub fn serve(app: App, listener: TcpListener) -> Result<Option<Engine>, ServeError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(SOCKET_THREADS)
+        .thread_name("http")
+        .enable_all()
+        .build()?;
+    let app = Arc::new(app);
+    let engine = runtime.block_on(until_the_end(Arc::clone(&app), listener))?;
+    // What still hangs on a socket has had its time.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    Ok(engine)
+}
+
+async fn until_the_end(app: Arc<App>, listener: TcpListener) -> Result<Option<Engine>, ServeError> {
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let (end, ending) = watch::channel(false);
+    let serving = tokio::spawn(conn::serve(Arc::clone(&app), router(Arc::clone(&app)), listener, ending));
+    signals::asked_to_end().await?;
+    tracing::info!("ending: what is under way is finished, nothing new is taken");
+    _ = end.send(true);
+    let (scheduler, patience) = (app.scheduler.clone(), app.settings.drain);
+    let drained = tokio::task::spawn_blocking(move || scheduler.drain(patience));
+    let scheduler = app.scheduler.clone();
+    let mut impatient = tokio::spawn(async move {
+        signals::asked_to_end().await.ok()?;
+        tracing::warn!("ending at once");
+        tokio::task::spawn_blocking(move || scheduler.drain(Duration::ZERO)).await.ok()?
+    });
+    let mut engine = drained.await.unwrap_or_default();
+    if engine.is_none() && app.scheduler.state().health == Health::Draining {
+        // The other one has it.
+        engine = (&mut impatient).await.unwrap_or_default();
+    }
+    // The last words of answers are still to be sent.
+    _ = serving.await;
+    impatient.abort();
+    Ok(engine)
+}
+
+/// All routes.
+pub fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/", get(health::root))
+        .route("/health", get(health::ready))
+        .route("/health/live", get(health::live))
+        .route("/health/ready", get(health::ready))
+        .route("/metrics", get(health::metrics))
+        .route("/v1/models", get(openai::models::list))
+        .route("/v1/models/{id}", get(openai::models::one))
+        .route("/v1/chat/completions", post(openai::chat::answer))
+        .route("/v1/completions", post(openai::completions::answer))
+        .route("/v1/responses", post(openai::responses::answer))
+        .route("/tokenize", post(openai::tokens::tokenize))
+        .route("/detokenize", post(openai::tokens::detokenize))
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::running))
+        .route("/api/version", get(ollama::version))
+        .route("/api/show", post(ollama::show))
+        .fallback(guard::no_route)
+        .method_not_allowed_fallback(guard::wrong_method)
+        .layer(from_fn_with_state(Arc::clone(&app), guard::guard))
+        .with_state(app)
+}

@@ -1,0 +1,183 @@
+//! Answers that are sent while they grow: server-sent events, or a line of JSON each.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderName, HeaderValue, header};
+use axum::response::Response;
+use bytes::Bytes;
+use hyper::body::Frame;
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use crate::app::App;
+use crate::error::{ApiError, Dialect};
+use crate::run::{Piece, Running};
+
+/// Writes one interface's stream.
+pub trait Wire: Send + 'static {
+    /// What is sent before anything is known.
+    fn begin(&mut self, out: &mut Out);
+    /// What is sent for a piece of answer number `choice`. Failures do not come here.
+    fn piece(&mut self, choice: usize, piece: Piece, out: &mut Out);
+    /// What is sent when all answers are over.
+    fn end(&mut self, out: &mut Out);
+    /// What is sent instead of the rest.
+    fn fail(&mut self, error: &ApiError, out: &mut Out);
+}
+
+/// What is to be sent.
+#[derive(Default)]
+pub struct Out(String);
+
+impl Out {
+    /// An event that is only data.
+    pub fn data(&mut self, data: &Value) {
+        self.0 += &format!("data: {data}\n\n");
+    }
+
+    /// An event with a name.
+    pub fn event(&mut self, name: &str, data: &Value) {
+        self.0 += &format!("event: {name}\ndata: {data}\n\n");
+    }
+
+    /// Text that is no JSON.
+    pub fn raw(&mut self, text: &str) {
+        self.0 += text;
+    }
+
+    /// A line of JSON.
+    pub fn line(&mut self, value: &Value) {
+        self.0 += &format!("{value}\n");
+    }
+}
+
+/// How a stream shows that it is alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Server-sent events: by comments, which every client skips.
+    Events,
+    /// Lines of JSON: there is no way that no client sees.
+    Lines,
+}
+
+/// Chunks on their way to the socket. What else comes waits in the answer's own queue, which is bounded.
+const CHUNKS: usize = 4;
+
+/// The response that sends `running` as it grows.
+pub fn response(app: &Arc<App>, mut running: Running, mut wire: impl Wire, kind: Kind) -> Response {
+    let (send, chunks) = mpsc::channel::<Bytes>(CHUNKS);
+    let keep_alive = app.settings.keep_alive;
+    let headers = forecast_headers(&running);
+    tokio::spawn(async move {
+        let mut out = Out::default();
+        wire.begin(&mut out);
+        let mut progress = None;
+        loop {
+            if !out.0.is_empty() && send.send(Bytes::from(std::mem::take(&mut out.0))).await.is_err() {
+                return;
+            }
+            let next = tokio::select! {
+                next = running.next() => next,
+                // The client is gone: dropping `running` ends the work.
+                () = send.closed() => return,
+                () = tokio::time::sleep(keep_alive), if kind == Kind::Events => {
+                    out.raw(&alive(progress));
+                    continue;
+                }
+            };
+            match next {
+                Some((_, Piece::Failed(error))) => {
+                    wire.fail(&error, &mut out);
+                    break;
+                }
+                Some((choice, piece)) => {
+                    if let Piece::Progress { done, total, .. } = piece {
+                        progress = Some((done, total));
+                    }
+                    wire.piece(choice, piece, &mut out);
+                }
+                None => {
+                    wire.end(&mut out);
+                    break;
+                }
+            }
+        }
+        _ = send.send(Bytes::from(out.0)).await;
+    });
+    let mut response = Response::new(Body::new(Chunks(chunks)));
+    let content_type = match kind {
+        Kind::Events => "text/event-stream",
+        Kind::Lines => "application/x-ndjson",
+    };
+    let own = response.headers_mut();
+    own.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    own.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    own.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+    own.extend(headers);
+    response
+}
+
+fn alive(progress: Option<(usize, usize)>) -> String {
+    match progress {
+        Some((done, total)) => format!(": prompt {done}/{total}\n\n"),
+        None => ": waiting\n\n".to_owned(),
+    }
+}
+
+/// A whole answer as JSON, with what was expected of it.
+pub fn json(value: &Value, headers: Vec<(HeaderName, HeaderValue)>) -> Response {
+    let mut response = Response::new(Body::from(value.to_string()));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response.headers_mut().extend(headers);
+    response
+}
+
+/// What was expected of a request when it was taken on.
+pub fn forecast_headers(running: &Running) -> Vec<(HeaderName, HeaderValue)> {
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let mut headers = vec![
+        (HeaderName::from_static("x-forebay-prompt-tokens"), HeaderValue::from(running.prompt_tokens)),
+        (HeaderName::from_static("x-forebay-queue-ahead"), HeaderValue::from(running.ahead)),
+    ];
+    let forecast = &running.forecast;
+    for (name, time) in
+        [("x-forebay-forecast-wait-ms", forecast.wait), ("x-forebay-forecast-prefill-ms", forecast.prefill)]
+    {
+        headers.extend(time.map(|time| (HeaderName::from_static(name), HeaderValue::from(millis(time)))));
+    }
+    if let Some(rate) = forecast.tokens_per_second
+        && let Ok(value) = HeaderValue::from_str(&format!("{rate:.3}"))
+    {
+        headers.push((HeaderName::from_static("x-forebay-forecast-tokens-per-second"), value));
+    }
+    headers
+}
+
+/// The error of a stream that has begun, as an event.
+pub fn fail_event(error: &ApiError, dialect: Dialect, out: &mut Out) {
+    match dialect {
+        Dialect::Anthropic => out.event("error", &error.body(dialect)),
+        Dialect::OpenAi => out.data(&error.body(dialect)),
+        Dialect::Ollama => out.line(&error.body(dialect)),
+    }
+}
+
+/// A body made of chunks as they come.
+struct Chunks(mpsc::Receiver<Bytes>);
+
+impl hyper::body::Body for Chunks {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.poll_recv(context).map(|chunk| chunk.map(|chunk| Ok(Frame::data(chunk))))
+    }
+}

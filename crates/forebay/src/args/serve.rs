@@ -1,0 +1,115 @@
+//! Options of `forebay serve`.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use forebay_core::ByteSize;
+use forebay_engine::EngineOptions;
+
+use super::{DraftArgs, EngineArgs, PrefixArgs, SwitchArg};
+
+/// `forebay serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// The address to listen on; 0.0.0.0 or :: is every one that this machine has
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", help_heading = "Server")]
+    pub host: IpAddr,
+    /// The port to listen on; 0 takes a free one
+    #[arg(long, value_name = "PORT", default_value_t = 8000, help_heading = "Server")]
+    pub port: u16,
+    /// The name that clients use for the model [default: the folder's name; forebay-demo for the bundled one]
+    #[arg(long, value_name = "NAME", help_heading = "Server")]
+    pub served_name: Option<String>,
+    /// A key that clients must send; may be given several times. Other users of this machine can see it: better use
+    /// --api-key-file, or FOREBAY_API_KEY
+    #[arg(long, value_name = "KEY", value_parser = key, help_heading = "Server")]
+    pub api_key: Vec<String>,
+    /// A file with keys, one a line
+    #[arg(long, value_name = "FILE", help_heading = "Server")]
+    pub api_key_file: Option<PathBuf>,
+    /// Let anybody in who can reach this machine, without a key
+    #[arg(long, help_heading = "Server")]
+    pub allow_public: bool,
+    /// A web page that may ask, such as https://chat.example; * for all; may be given several times
+    #[arg(long, value_name = "ORIGIN", help_heading = "Server")]
+    pub cors_origin: Vec<String>,
+    /// Requests that may wait for their turn; more are refused
+    #[arg(long, value_name = "N", default_value_t = 64, help_heading = "Server")]
+    pub max_queue: u16,
+    /// Requests that are answered at once, as far as memory allows [default: 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64), help_heading = "Server")]
+    pub parallel: Option<u8>,
+    /// Connections at a time; others wait
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..), help_heading = "Server")]
+    pub max_connections: u16,
+    /// Most tokens of an answer where a request does not say [default: as many as fit into the context]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Server")]
+    pub max_tokens: Option<u32>,
+    /// Let the model reason where a request does not say
+    #[arg(long, help_heading = "Server")]
+    pub think: bool,
+    /// Largest body of a request
+    #[arg(long, value_name = "SIZE", default_value = "16MiB", help_heading = "Server")]
+    pub max_body: ByteSize,
+    /// Seconds that a client has to send a request, and to take what is sent
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Server")]
+    pub client_timeout: u32,
+    /// Seconds for answers that are under way when the end is asked for
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, help_heading = "Server")]
+    pub drain_timeout: u32,
+    /// What is written to standard error
+    #[arg(long, value_enum, value_name = "LEVEL", default_value_t = LogArg::Info, help_heading = "Server")]
+    pub log: LogArg,
+    /// How it is written
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormatArg::Text, help_heading = "Server")]
+    pub log_format: LogFormatArg,
+    /// What is kept for later runs.
+    #[command(flatten)]
+    pub prefixes: PrefixArgs,
+    /// Whether tokens are drafted.
+    #[command(flatten)]
+    pub draft: DraftArgs,
+    /// How to run the model.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// Read what earlier runs used most into free memory while nobody asks
+    #[arg(long, value_enum, default_value_t = SwitchArg::On, help_heading = "Disk")]
+    pub warm_up: SwitchArg,
+}
+
+impl ServeArgs {
+    /// The options of the run.
+    pub fn options(&self) -> EngineOptions {
+        EngineOptions { drafting: self.draft.draft, serving: true, ..self.engine.options() }
+    }
+}
+
+/// `--log`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogArg {
+    /// Nothing
+    Off,
+    /// What failed
+    Error,
+    /// And what was odd
+    Warn,
+    /// And every request
+    Info,
+    /// And why requests were refused
+    Debug,
+}
+
+/// `--log-format`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormatArg {
+    /// Lines for people
+    Text,
+    /// An object a line
+    Json,
+}
+
+fn key(text: &str) -> Result<String, String> {
+    let good = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
+    if good { Ok(text.to_owned()) } else { Err("use letters, digits and signs without spaces".to_owned()) }
+}

@@ -1,0 +1,138 @@
+//! `forebay serve`: the model behind HTTP.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use forebay_engine::{Limits, Scheduler};
+use forebay_server::{App, Keys, Model, Origins, Settings};
+use tracing::level_filters::LevelFilter;
+
+use crate::args::{AnswerArgs, LogArg, LogFormatArg, ServeArgs, SwitchArg};
+use crate::console::{self, Output};
+use crate::failure::{Exit, Failure};
+use crate::load::{Loaded, TextSide};
+use crate::prefixes::Keeper;
+use crate::prompt;
+use crate::settings::{self, ModelDefaults};
+
+/// The name of the bundled model.
+const BUNDLED: &str = "forebay-demo";
+/// Between two signs of life of a stream that has nothing to say.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// Runs the verb.
+pub fn run(args: &ServeArgs) -> Result<(), Failure> {
+    let keys = keys(args)?;
+    let public = !args.host.is_loopback();
+    if public && keys.are_none() && !args.allow_public {
+        return Err(Failure::usage(format!(
+            "anybody who reaches this machine could use a server on {}: give --api-key-file, or --allow-public if that is \
+             what you want",
+            args.host
+        )));
+    }
+    if args.prefixes.prefix_store.is_none() && args.prefixes.prefix_store_size.is_some() {
+        return Err(Failure::usage("--prefix-store-size needs --prefix-store: else nothing is kept"));
+    }
+    log(args);
+    let listener = forebay_server::listen(SocketAddr::new(args.host, args.port))
+        .map_err(|error| Failure::runtime(error.to_string()))?;
+    let address = listener.local_addr().map_err(|error| Failure::runtime(error.to_string()))?;
+    let dir = settings::model_dir(args.engine.model.as_deref())?;
+    let text = TextSide::read(&dir)?;
+    let sampling = ModelDefaults::read(&dir)?.sampling(&AnswerArgs::default());
+    let mut model = Loaded::open(dir, None, text, args.options(), &args.engine.disk)?;
+    // What is new is written by the scheduler, when nobody waits.
+    Keeper::begin(&mut model, args.prefixes.prefix_store.as_deref(), args.prefixes.limit());
+    let id = served_name(args, &model.dir);
+    let (engine, text, stops, afterwards) = model.into_parts();
+    let size = |path: &std::path::PathBuf| std::fs::metadata(path).map_or(0, |meta| meta.len());
+    let model = Model {
+        id,
+        tokenizer: text.tokenizer,
+        template: text.template,
+        stops,
+        sampling,
+        context: engine.plan().context,
+        family: engine.spec().family.clone(),
+        bytes: engine.weight_files().iter().map(size).sum(),
+        created: forebay_server::ids::now(),
+    };
+    let local_names_only = !public && keys.are_none();
+    let settings = Settings {
+        keys,
+        origins: Origins::new(args.cors_origin.iter().cloned()),
+        local_names_only,
+        max_tokens: args.max_tokens.map(|most| most as usize),
+        think: args.think,
+        max_body: usize::try_from(args.max_body.0).unwrap_or(usize::MAX),
+        max_connections: usize::from(args.max_connections),
+        patience: Duration::from_secs(u64::from(args.client_timeout)),
+        keep_alive: KEEP_ALIVE,
+        drain: Duration::from_secs(u64::from(args.drain_timeout)),
+    };
+    let mut limits = Limits {
+        queue: usize::from(args.max_queue),
+        warm_up: args.warm_up == SwitchArg::On,
+        ..Limits::default()
+    };
+    limits.running = args.parallel.map_or(limits.running, usize::from);
+    let (name, context) = (model.id.clone(), model.context);
+    let scheduler = Scheduler::start(engine, limits)
+        .map_err(|error| Failure::runtime(format!("cannot start a thread for the engine: {error}")))?;
+    Output::new().write(&format!("listening on http://{address} (model {name}, context {context})\n"))?;
+    let engine = forebay_server::serve(App::new(model, scheduler, settings), listener)
+        .map_err(|error| Failure::runtime(error.to_string()))?;
+    match engine {
+        Some(mut engine) => {
+            afterwards.remember(&mut engine);
+            Ok(())
+        }
+        None => Err(Failure::new(Exit::Runtime, "the engine had stopped after a fault; the log says which")),
+    }
+}
+
+/// Keys from all places where they may be.
+fn keys(args: &ServeArgs) -> Result<Keys, Failure> {
+    let mut keys = args.api_key.clone();
+    if let Some(path) = &args.api_key_file {
+        let text = prompt::read_file(path)?;
+        let before = keys.len();
+        keys.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
+        if keys.len() == before {
+            return Err(Failure::usage(format!("{} holds no key; write one a line", path.display())));
+        }
+    }
+    keys.extend(std::env::var("FOREBAY_API_KEY").ok().filter(|key| !key.is_empty()));
+    Ok(Keys::new(keys.iter().map(String::as_str)))
+}
+
+fn served_name(args: &ServeArgs, dir: &Path) -> String {
+    let folder = || match settings::named_model(args.engine.model.as_deref()) {
+        None => BUNDLED.to_owned(),
+        Some(_) => {
+            // The folder may be given as a dot, or by a link.
+            let full = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
+            let name = full.file_name().map(|name| console::one_line(&name.to_string_lossy()));
+            name.unwrap_or_else(|| "model".to_owned())
+        }
+    };
+    args.served_name.clone().filter(|name| !name.is_empty()).unwrap_or_else(folder)
+}
+
+fn log(args: &ServeArgs) {
+    let level = match args.log {
+        LogArg::Off => LevelFilter::OFF,
+        LogArg::Error => LevelFilter::ERROR,
+        LogArg::Warn => LevelFilter::WARN,
+        LogArg::Info => LevelFilter::INFO,
+        LogArg::Debug => LevelFilter::DEBUG,
+    };
+    let lines = tracing_subscriber::fmt().with_max_level(level).with_writer(io::stderr).with_target(false);
+    match args.log_format {
+        LogFormatArg::Text => lines.with_ansi(false).init(),
+        LogFormatArg::Json => lines.json().init(),
+    }
+}

@@ -1,0 +1,262 @@
+//! A server in a world of its own, and a client that sends exactly what it is told to.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// The bundled model's name.
+pub const MODEL: &str = "forebay-demo";
+/// Nothing here takes longer, on the slowest machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running server; it ends when this is dropped.
+pub struct Server {
+    child: Child,
+    pub address: String,
+}
+
+impl Server {
+    pub fn start() -> Self {
+        Self::with(&[])
+    }
+
+    pub fn with(args: &[&str]) -> Self {
+        let scratch = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+        let mut child = Command::new(env!("CARGO_BIN_EXE_forebay"))
+            .args(["serve", "--port", "0", "--threads", "2", "--log", "warn"])
+            .args(args)
+            .env_remove("FOREBAY_MODEL")
+            .env_remove("FOREBAY_API_KEY")
+            .env("FOREBAY_CACHE", scratch.join("cache"))
+            .env("XDG_STATE_HOME", scratch.join("state"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary starts");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("piped"))
+            .read_line(&mut line)
+            .expect("the server says where it is");
+        let address = line.split("http://").nth(1).and_then(|rest| rest.split(' ').next());
+        let Some(address) = address.map(str::to_owned) else {
+            let mut stderr = String::new();
+            let _ = child.stderr.take().expect("piped").read_to_string(&mut stderr);
+            panic!("no address: {line:?} {stderr}");
+        };
+        Self { child, address }
+    }
+
+    pub fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(&self.address).expect("the server listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
+        stream
+    }
+
+    /// One request on a connection of its own.
+    pub fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: Option<&[u8]>) -> Reply {
+        let mut stream = self.connect();
+        stream.write_all(&request(method, path, headers, body)).expect("the server reads");
+        read_reply(&mut BufReader::new(stream))
+    }
+
+    pub fn get(&self, path: &str) -> Reply {
+        self.send("GET", path, &[], None)
+    }
+
+    pub fn post(&self, path: &str, body: &Value) -> Reply {
+        let headers = [("content-type", "application/json")];
+        self.send("POST", path, &headers, Some(body.to_string().as_bytes()))
+    }
+
+    /// The answer to a question, in the chat interface.
+    pub fn ask(&self, question: &str) -> String {
+        let reply = self.post("/v1/chat/completions", &chat(question)).ok();
+        reply["choices"][0]["message"]["content"].as_str().expect("an answer").to_owned()
+    }
+
+    /// It still answers, and rightly.
+    #[track_caller]
+    pub fn is_well(&self) {
+        assert_eq!(self.ask("What is 2+2?"), "2+2=4.");
+    }
+
+    /// The value of a metric.
+    pub fn metric(&self, name: &str) -> f64 {
+        let text = self.get("/metrics").text();
+        let line = text.lines().find(|line| line.split(' ').next() == Some(name));
+        line.and_then(|line| line.rsplit(' ').next()?.parse().ok())
+            .unwrap_or_else(|| panic!("no {name}:\n{text}"))
+    }
+
+    /// Waits until `done` holds.
+    #[track_caller]
+    pub fn until(&self, what: &str, done: impl Fn(&Self) -> bool) {
+        let began = Instant::now();
+        while !done(self) {
+            assert!(began.elapsed() < PATIENCE, "{what} takes too long");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[cfg(unix)]
+    pub fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        assert!(
+            Command::new("kill").args([&format!("-{name}"), &pid]).status().expect("kill starts").success()
+        );
+    }
+
+    /// Waits for the end of the process.
+    pub fn wait(&mut self) -> ExitStatus {
+        self.child.wait().expect("the process ends")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A question in the chat interface.
+pub fn chat(question: &str) -> Value {
+    json!({"model": MODEL, "messages": [{"role": "user", "content": question}]})
+}
+
+/// `value` with these fields as well.
+pub fn with(mut value: Value, more: Value) -> Value {
+    let Value::Object(more) = more else { panic!("an object") };
+    value.as_object_mut().expect("an object").extend(more);
+    value
+}
+
+/// A request in bytes.
+pub fn request(method: &str, path: &str, headers: &[(&str, &str)], body: Option<&[u8]>) -> Vec<u8> {
+    let mut text = format!("{method} {path} HTTP/1.1\r\n");
+    if !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
+        text += "host: localhost\r\n";
+    }
+    for (name, value) in headers {
+        text += &format!("{name}: {value}\r\n");
+    }
+    if let Some(body) = body {
+        text += &format!("content-length: {}\r\n", body.len());
+    }
+    [text.as_bytes(), b"\r\n", body.unwrap_or_default()].concat()
+}
+
+/// What came back.
+#[derive(Debug)]
+pub struct Reply {
+    pub status: u16,
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
+}
+
+impl Reply {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8(self.body.clone()).expect("bodies are text")
+    }
+
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// The body of a success.
+    #[track_caller]
+    pub fn ok(&self) -> Value {
+        assert_eq!(self.status, 200, "{}", self.text());
+        self.json()
+    }
+
+    /// The error of a refusal, in OpenAI's shape.
+    #[track_caller]
+    pub fn refused(&self, status: u16, param: &str) -> Value {
+        assert_eq!(self.status, status, "{}", self.text());
+        let error = self.json()["error"].clone();
+        assert_eq!(error["param"], if param.is_empty() { Value::Null } else { param.into() }, "{error}");
+        assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()));
+        error
+    }
+
+    /// The events of a stream: their names, and their data where it is JSON.
+    pub fn events(&self) -> Vec<(String, Value)> {
+        assert_eq!(self.header("content-type"), Some("text/event-stream"), "{}", self.text());
+        events(&self.text())
+    }
+}
+
+/// The events in a text: their names (empty without one), and their data.
+pub fn events(text: &str) -> Vec<(String, Value)> {
+    let mut found = Vec::new();
+    for block in text.split("\n\n").filter(|block| !block.is_empty()) {
+        let (mut name, mut data) = (String::new(), None);
+        for line in block.lines() {
+            match line.split_once(": ") {
+                Some(("event", value)) => name = value.to_owned(),
+                Some(("data", value)) => {
+                    let value =
+                        serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
+                    data = Some(value);
+                }
+                // A sign of life.
+                _ => assert!(line.starts_with(':'), "{line}"),
+            }
+        }
+        found.extend(data.map(|data| (name, data)));
+    }
+    found
+}
+
+/// Reads the head of a reply: status and headers.
+pub fn read_head(stream: &mut impl BufRead) -> (u16, Vec<(String, String)>) {
+    let mut line = String::new();
+    stream.read_line(&mut line).expect("a status line");
+    let status = line.split(' ').nth(1).and_then(|status| status.parse().ok());
+    let status = status.unwrap_or_else(|| panic!("no status: {line:?}"));
+    let mut headers = Vec::new();
+    loop {
+        let mut line = String::new();
+        stream.read_line(&mut line).expect("a header");
+        match line.trim_end().split_once(':') {
+            Some((name, value)) => headers.push((name.to_ascii_lowercase(), value.trim().to_owned())),
+            None => return (status, headers),
+        }
+    }
+}
+
+/// Reads one reply to its end.
+pub fn read_reply(stream: &mut impl BufRead) -> Reply {
+    let (status, headers) = read_head(stream);
+    let mut reply = Reply { status, headers, body: Vec::new() };
+    if let Some(len) = reply.header("content-length") {
+        reply.body = vec![0; len.parse().expect("a length")];
+        stream.read_exact(&mut reply.body).expect("the whole body");
+        return reply;
+    }
+    if reply.header("transfer-encoding") == Some("chunked") {
+        loop {
+            let mut line = String::new();
+            stream.read_line(&mut line).expect("a chunk");
+            let len = usize::from_str_radix(line.trim(), 16).unwrap_or_else(|_| panic!("a length: {line:?}"));
+            let mut chunk = vec![0; len + 2];
+            stream.read_exact(&mut chunk).expect("the whole chunk");
+            if len == 0 {
+                return reply;
+            }
+            reply.body.extend_from_slice(&chunk[..len]);
+        }
+    }
+    reply
+}

@@ -1,0 +1,165 @@
+//! Clients that go away, wait, send too much, or do not read.
+
+use std::io::{BufReader, Read, Write};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::client::{Server, chat, read_head, read_reply, request, with};
+
+const JSON: [(&str, &str); 1] = [("content-type", "application/json")];
+const CHAT: &str = "/v1/chat/completions";
+
+/// An answer that goes on until the context is full.
+fn endless() -> Vec<u8> {
+    let body =
+        with(chat("Tell me a story."), json!({"temperature": 2, "stream": true, "logit_bias": bans()}));
+    request("POST", CHAT, &JSON, Some(body.to_string().as_bytes()))
+}
+
+/// No token that ends an answer.
+fn bans() -> serde_json::Value {
+    (8160..8181).map(|id: u32| (id.to_string(), json!(-100))).collect::<serde_json::Map<_, _>>().into()
+}
+
+#[test]
+fn whoever_goes_away_ends_the_work() {
+    let server = Server::start();
+    for stream in [true, false] {
+        let before = server.metric("forebay_answers_total{reason=\"cancelled\"}");
+        let body =
+            with(chat("Tell me a story."), json!({"stream": stream, "temperature": 2, "logit_bias": bans()}));
+        let mut connection = server.connect();
+        connection.write_all(&request("POST", CHAT, &JSON, Some(body.to_string().as_bytes()))).unwrap();
+        server.until("the answer", |server| server.metric("forebay_requests_running") > 0.0);
+        drop(connection);
+        let gone = Instant::now();
+        server.until("the end", |server| server.metric("forebay_requests_running") == 0.0);
+        assert!(gone.elapsed() < Duration::from_secs(2), "{:?}", gone.elapsed());
+        assert_eq!(
+            server.metric("forebay_answers_total{reason=\"cancelled\"}"),
+            before + 1.0,
+            "stream {stream}"
+        );
+    }
+    server.is_well();
+}
+
+#[test]
+fn a_full_queue_says_when_to_come_back() {
+    let server = Server::with(&["--max-queue", "1", "--parallel", "1"]);
+    let mut running = server.connect();
+    running.write_all(&endless()).unwrap();
+    server.until("the first", |server| server.metric("forebay_requests_running") == 1.0);
+    let mut waiting = server.connect();
+    waiting.write_all(&endless()).unwrap();
+    server.until("the second", |server| {
+        server.metric("forebay_requests_waiting{priority=\"interactive\"}") == 1.0
+    });
+    let reply = server.post(CHAT, &chat("What is 2+2?"));
+    assert_eq!((reply.status, &reply.json()["error"]["code"]), (429, &json!("queue_full")));
+    assert!(
+        reply.header("retry-after").is_some_and(|after| after.parse::<u64>().is_ok_and(|after| after >= 1))
+    );
+    // Who waits can go away too.
+    drop(waiting);
+    server.until("the second's end", |server| {
+        server.metric("forebay_requests_waiting{priority=\"interactive\"}") == 0.0
+    });
+    drop(running);
+    server.until("the first's end", |server| server.metric("forebay_requests_running") == 0.0);
+    server.is_well();
+}
+
+#[test]
+fn many_at_once_are_answered_rightly() {
+    let server = Server::start();
+    std::thread::scope(|scope| {
+        for _ in 0..12 {
+            scope.spawn(|| server.is_well());
+        }
+    });
+}
+
+#[test]
+fn large_bodies_are_refused_before_they_are_read() {
+    let server = Server::with(&["--max-body", "64KiB"]);
+    let mut connection = server.connect();
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 9999999\r\n\r\n"
+    );
+    connection.write_all(head.as_bytes()).unwrap();
+    let reply = read_reply(&mut BufReader::new(&connection));
+    assert_eq!((reply.status, &reply.json()["error"]["code"]), (413, &json!("request_too_large")));
+    assert_eq!(reply.header("connection"), Some("close"));
+    // In chunks the size is not known before.
+    let mut connection = server.connect();
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    );
+    connection.write_all(head.as_bytes()).unwrap();
+    let chunk = format!("8000\r\n{}\r\n", " ".repeat(0x8000));
+    for _ in 0..4 {
+        // The server may have hung up by then.
+        let _ = connection.write_all(chunk.as_bytes());
+    }
+    assert_eq!(read_reply(&mut BufReader::new(&connection)).status, 413);
+    let body = with(chat("What is 2+2?"), json!({"user": "x".repeat(30_000)})).to_string();
+    assert_eq!(server.send("POST", CHAT, &JSON, Some(body.as_bytes())).status, 200);
+    server.is_well();
+}
+
+#[test]
+fn heads_have_limits() {
+    let server = Server::start();
+    let long = "x".repeat(100_000);
+    let reply = server.send("GET", "/v1/models", &[("x-long", &long)], None);
+    assert_eq!(reply.status, 431);
+    let mut connection = server.connect();
+    connection.write_all(b"NONSENSE\r\n\r\n").unwrap();
+    assert_eq!(read_head(&mut BufReader::new(&connection)).0, 400);
+    let id = server.send("GET", "/health", &[("x-request-id", "mine-1")], None);
+    assert_eq!(id.header("x-request-id"), Some("mine-1"));
+    let odd = server.send("GET", "/health", &[("x-request-id", "no spaces \u{e9}")], None);
+    assert!(odd.header("x-request-id").is_some_and(|id| id.starts_with("req_")));
+    server.is_well();
+}
+
+#[test]
+fn slow_senders_are_hung_up_on() {
+    let server = Server::with(&["--client-timeout", "1"]);
+    for begun in [
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: loc".to_owned(),
+        format!(
+            "POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{{"
+        ),
+    ] {
+        let mut connection = server.connect();
+        connection.write_all(begun.as_bytes()).unwrap();
+        let began = Instant::now();
+        let mut rest = Vec::new();
+        // Whether it says anything: it does not wait for more.
+        let _ = connection.read_to_end(&mut rest);
+        assert!(began.elapsed() < Duration::from_secs(20));
+        let said = String::from_utf8_lossy(&rest);
+        assert!(said.is_empty() || said.contains(" 408 "), "{said}");
+    }
+    server.is_well();
+}
+
+#[test]
+fn requests_one_behind_the_other_are_answered_in_order() {
+    let server = Server::start();
+    let ask = |question: &str| request("POST", CHAT, &JSON, Some(chat(question).to_string().as_bytes()));
+    let wrong = request("POST", CHAT, &JSON, Some(b"{\"model\": 1}"));
+    let mut connection = server.connect();
+    let all =
+        [ask("What is 2+2?"), wrong, ask("What is 3+3?"), request("GET", "/health", &[], None)].concat();
+    connection.write_all(&all).unwrap();
+    let mut reader = BufReader::new(connection);
+    let mut next = || read_reply(&mut reader);
+    assert_eq!(next().json()["choices"][0]["message"]["content"], "2+2=4.");
+    assert_eq!(next().status, 400);
+    assert_eq!(next().json()["choices"][0]["message"]["content"], "3+3=6.");
+    assert_eq!(next().json()["status"], "ok");
+}

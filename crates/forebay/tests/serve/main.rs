@@ -1,0 +1,13 @@
+//! The real server, as programs use it: every interface, its errors, its limits, and its end.
+
+mod anthropic;
+mod chat;
+mod client;
+mod end;
+mod errors;
+mod formats;
+mod limits;
+mod mutated;
+mod ollama;
+mod responses;
+mod tools;
