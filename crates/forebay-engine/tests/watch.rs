@@ -11,7 +11,7 @@ use forebay_engine::scheduler::View;
 use forebay_engine::{Engine, EngineOptions, Job, JobEvent, Limits, Priority, Sampling, Scheduler};
 
 fn start() -> Scheduler {
-    let dir = common::bundled_model();
+    let dir = common::demo();
     let engine = Engine::open(&dir, EngineOptions::default(), &mut |_, _| ()).unwrap();
     Scheduler::start(engine, Limits { warm_up: false, ..Limits::default() }).unwrap()
 }

@@ -24,9 +24,9 @@ use crate::app::App;
 use crate::health;
 use crate::stream::{self, Kind};
 
-/// Between two looks while something runs.
+/// Between two looks while something runs, or may have begun to.
 const BUSY: Duration = Duration::from_millis(250);
-/// Between two looks while nothing does.
+/// Between two looks at everything while nothing does.
 const QUIET: Duration = Duration::from_secs(1);
 
 const PAGE: &str = include_str!("../assets/index.html");
@@ -123,9 +123,16 @@ pub async fn events(State(app): State<Arc<App>>) -> Response {
                     return;
                 }
             }
-            tokio::select! {
-                () = send.closed() => return,
-                () = tokio::time::sleep(if busy { BUSY } else { QUIET }) => {}
+            let quiet_until = Instant::now() + if busy { Duration::ZERO } else { QUIET };
+            loop {
+                tokio::select! {
+                    () = send.closed() => return,
+                    () = tokio::time::sleep(BUSY) => {}
+                }
+                let came = app.scheduler.state().totals.submitted != view.state.totals.submitted;
+                if came || Instant::now() >= quiet_until {
+                    break;
+                }
             }
         }
     });

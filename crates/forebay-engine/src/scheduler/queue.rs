@@ -132,7 +132,7 @@ pub(super) struct Queue {
     pub rates: Rates,
     /// The last jobs that ended, the last one first.
     recent: VecDeque<EndedJob>,
-    /// The last passes that computed prompts, and that only generated.
+    /// The last pass that computed a prompt, and the last one that only generated.
     pub last_passes: [Option<SeenPass>; 2],
     experts: Counters,
     kv_blocks: (usize, usize),

@@ -184,7 +184,7 @@ pub struct View {
     pub recent: Vec<EndedJob>,
     /// The last pass that computed a prompt.
     pub prefill: Option<SeenPass>,
-    /// The last pass that did nothing but generate.
+    /// The last pass that did nothing but generate, and made a token.
     pub decode: Option<SeenPass>,
     /// Layers that the pass in progress is through with, and all; the last pass, if none is in progress.
     pub layers_done: (usize, usize),

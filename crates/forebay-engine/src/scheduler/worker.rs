@@ -161,8 +161,11 @@ fn pass(engine: &mut Engine, running: &mut Vec<Sequence>, pace: &mut Pace, share
             Some(how) => end(engine, running.remove(at), how, shared),
         }
     }
-    let seen = SeenPass { number, stats, prompt, sequences: taking_part, tokens };
-    shared.lock().last_passes[usize::from(prompt == 0)] = Some(seen);
+    // What only found that an answer is over made no token.
+    if prompt > 0 || tokens > 0 {
+        let seen = SeenPass { number, stats, prompt, sequences: taking_part, tokens };
+        shared.lock().last_passes[usize::from(prompt == 0)] = Some(seen);
+    }
 }
 
 /// What becomes of a sequence behind a pass: `None` if it goes on.
