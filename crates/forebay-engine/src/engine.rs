@@ -186,7 +186,7 @@ impl EngineOptions {
     }
 
     /// What was measured; a disk that is held back gives no more than that.
-    fn rates(&self) -> Rates {
+    pub(crate) fn rates(&self) -> Rates {
         let throttle = self.io.throttle.map(|rate| rate as f64);
         let disk = match (self.rates.disk, throttle) {
             (Some(disk), Some(throttle)) => Some(disk.min(throttle)),

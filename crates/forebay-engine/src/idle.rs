@@ -21,11 +21,21 @@ impl Engine {
     ///
     /// It ends at once when `wait` returns: at most a batch of reads is left, which wait for everything else.
     pub fn idle_during<T>(&mut self, warm_up: bool, wait: impl FnOnce() -> T) -> T {
+        self.idle_watched(warm_up, |_| (), wait)
+    }
+
+    /// The same; `look` sees the store from time to time, at least every half second.
+    pub(crate) fn idle_watched<T>(
+        &mut self,
+        warm_up: bool,
+        look: impl FnMut(&ExpertStore) + Send,
+        wait: impl FnOnce() -> T,
+    ) -> T {
         let over = CancelToken::new();
         let store = &mut self.store;
         thread::scope(|scope| {
             let idle = thread::Builder::new().name("idle".to_owned());
-            let idle = idle.spawn_scoped(scope, || idle_until(&over, store, warm_up));
+            let idle = idle.spawn_scoped(scope, || idle_until(&over, store, warm_up, look));
             // Where there is no thread to be had, nothing of this is done, and nothing depends on it.
             let _end = idle.map(|thread| End { over: &over, thread: thread.thread().clone() });
             wait()
@@ -46,7 +56,12 @@ impl Drop for End<'_> {
     }
 }
 
-fn idle_until(over: &CancelToken, store: &mut ExpertStore, warm_up: bool) {
+fn idle_until(
+    over: &CancelToken,
+    store: &mut ExpertStore,
+    warm_up: bool,
+    mut look: impl FnMut(&ExpertStore),
+) {
     let mut filled = !warm_up;
     loop {
         // First of all: who answers at once leaves no time to use.
@@ -61,5 +76,6 @@ fn idle_until(over: &CancelToken, store: &mut ExpertStore, warm_up: bool) {
         }
         // Slots that came back are free.
         filled &= !warm_up || store.slots() <= slots;
+        look(store);
     }
 }

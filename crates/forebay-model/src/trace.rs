@@ -9,6 +9,11 @@ pub trait Trace {
         let _ = (start, rows);
     }
 
+    /// Whether [`selected`](Self::selected) is to be told: it is worked out anew for that.
+    fn wants_selected(&self) -> bool {
+        true
+    }
+
     /// Sparse attention selected `positions` for the row at `position`, in the order
     /// of the selection rule: above the threshold ascending, then ties ascending.
     fn selected(&mut self, layer: usize, position: usize, positions: &[u32]) {

@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 
 use crate::app::App;
 use crate::cors::{self, Origins};
+use crate::dashboard;
 use crate::error::{ApiError, Dialect};
 use crate::ids;
 
@@ -84,7 +85,8 @@ fn enter(app: &App, request: &Request) -> Result<(), ApiError> {
     let open = request.method() == Method::OPTIONS
         || path == "/health"
         || path.starts_with("/health/")
-        || path == "/";
+        || path == "/"
+        || dashboard::is_open(path);
     if open { Ok(()) } else { app.settings.keys.check(headers) }
 }
 

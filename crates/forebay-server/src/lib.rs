@@ -5,7 +5,7 @@
 //! block, stop strings, tool calls.
 //!
 //! - The way in: [`conn`] (sockets), [`guard`] (keys, pages, names), [`body`], [`fields`] and [`params`].
-//! - The interfaces: [`openai`], [`anthropic`], [`ollama`]; [`health`] for those who watch.
+//! - The interfaces: [`openai`], [`anthropic`], [`ollama`]; [`health`] for programs that watch, [`dashboard`] for people.
 //! - What they share: [`tools`], [`grammars`], [`stream`], [`error`], [`metrics`].
 //!
 //! Nothing of a request is trusted: sizes, times and numbers have limits, what is not understood is refused by its name,
@@ -19,6 +19,7 @@ pub mod auth;
 pub mod body;
 pub mod conn;
 pub mod cors;
+pub mod dashboard;
 pub mod error;
 pub mod fields;
 pub mod grammars;
@@ -122,7 +123,8 @@ async fn until_the_end(app: Arc<App>, listener: TcpListener) -> Result<Option<En
 /// All routes.
 pub fn router(app: Arc<App>) -> Router {
     Router::new()
-        .route("/", get(health::root))
+        .route("/", get(dashboard::root))
+        .merge(dashboard::routes())
         .route("/health", get(health::ready))
         .route("/health/live", get(health::live))
         .route("/health/ready", get(health::ready))

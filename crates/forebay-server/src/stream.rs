@@ -109,6 +109,13 @@ pub fn response(app: &Arc<App>, mut running: Running, mut wire: impl Wire, kind:
         }
         _ = send.send(Bytes::from(out.0)).await;
     });
+    let mut response = growing(chunks, kind);
+    response.headers_mut().extend(headers);
+    response
+}
+
+/// A response that is sent as `chunks` come.
+pub fn growing(chunks: mpsc::Receiver<Bytes>, kind: Kind) -> Response {
     let mut response = Response::new(Body::new(Chunks(chunks)));
     let content_type = match kind {
         Kind::Events => "text/event-stream",
@@ -118,7 +125,6 @@ pub fn response(app: &Arc<App>, mut running: Running, mut wire: impl Wire, kind:
     own.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     own.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     own.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
-    own.extend(headers);
     response
 }
 

@@ -24,6 +24,13 @@ pub enum Priority {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct JobId(pub(super) u64);
 
+impl JobId {
+    /// Jobs are numbered as they come.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
 /// Is told what becomes of a job, in order, from other threads. It should not block: whoever else is served waits too.
 /// `Break` at a [token](JobEvent::Token) ends the answer there; what it returns for other events is not looked at.
 pub type OnJobEvent = dyn FnMut(JobEvent) -> ControlFlow<()> + Send;

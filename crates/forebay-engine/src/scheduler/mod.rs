@@ -8,12 +8,14 @@
 //! - `rates`: what was measured, and what it says about the next job.
 //! - `worker`: the engine's thread, which runs passes over the rows of several jobs.
 //! - `compose`: whose rows those are. `sequence`: one job between two passes.
+//! - `watch`: what somebody sees who looks at all this.
 
 mod compose;
 mod job;
 mod queue;
 mod rates;
 mod sequence;
+mod watch;
 mod worker;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,9 +28,11 @@ use crate::plan::MOST_SEQUENCES;
 
 pub use job::{Forecast, Job, JobError, JobEvent, JobId, Priority, Refused};
 pub use queue::{Health, SchedulerState, Totals};
+pub use watch::{About, Cell, EndedJob, JobState, RunJob, SeenPass, SparseLayer, View};
 
 use job::Events;
 use queue::{Queue, Waiting};
+use watch::Watched;
 
 /// How much is taken on, and what is done in between.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +69,7 @@ pub struct Scheduler {
 
 struct Shared {
     facts: Facts,
+    watch: Watched,
     queue: Mutex<Queue>,
     /// Something changed: a job came, one ended, or the end began.
     changed: Condvar,
@@ -94,7 +99,8 @@ impl Scheduler {
     pub fn start(engine: Engine, limits: Limits) -> std::io::Result<Self> {
         let facts = Facts { context: engine.plan().context, vocab: engine.spec().vocab, limits };
         let queue = Mutex::new(Queue::new(&engine, limits.running.max(1)));
-        let shared = Arc::new(Shared { facts, queue, changed: Condvar::new() });
+        let watch = Watched::new(About::of(&engine));
+        let shared = Arc::new(Shared { facts, watch, queue, changed: Condvar::new() });
         let of_worker = Arc::clone(&shared);
         thread::Builder::new().name("engine".to_owned()).spawn(move || worker::run(engine, &of_worker))?;
         Ok(Self { shared })
@@ -168,6 +174,32 @@ impl Scheduler {
     /// How it stands.
     pub fn state(&self) -> SchedulerState {
         self.shared.lock().state(self.shared.facts.limits.queue)
+    }
+
+    /// What is fixed about the engine.
+    pub fn about(&self) -> &About {
+        &self.shared.watch.about
+    }
+
+    /// Everything there is to see. For some seconds after a look the engine notes which experts are used: those who
+    /// watch look several times in that time, and where nobody does, nothing is noted.
+    pub fn look(&self) -> View {
+        let watch = &self.shared.watch;
+        watch.looked();
+        let (cells, watched) = watch.experts();
+        let layers_done = watch.progress();
+        let queue = self.shared.lock();
+        let [prefill, decode] = queue.last_passes;
+        View {
+            state: queue.state(self.shared.facts.limits.queue),
+            jobs: queue.jobs(Instant::now()),
+            recent: queue.recent(),
+            prefill,
+            decode,
+            layers_done,
+            cells,
+            watched,
+        }
     }
 
     /// Refuses what comes from now on, finishes what is there, and gives the engine back. Waiting

@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use forebay_core::{CancelToken, Constraint};
-use forebay_tiers::Counters;
+use forebay_tiers::{Counters, ExpertStore};
 
 use super::job::{Events, JobError, JobId, Priority, Refused};
 use super::rates::Rates;
+use super::watch::{EndedJob, JobState, RECENT, RunJob, SeenPass};
 use crate::draft::DraftStats;
 use crate::engine::Engine;
 use crate::sample::Sampling;
@@ -36,6 +37,11 @@ struct Running {
     /// How long it takes in all, by what was measured.
     expected: Option<Duration>,
     batch: bool,
+    prompt: usize,
+    max_tokens: Option<usize>,
+    waited: Duration,
+    /// As of the pass that runs.
+    state: RunJob,
 }
 
 /// Whether jobs are taken on.
@@ -124,6 +130,10 @@ pub(super) struct Queue {
     next_id: u64,
     pub totals: Totals,
     pub rates: Rates,
+    /// The last jobs that ended, the last one first.
+    recent: VecDeque<EndedJob>,
+    /// The last pass that computed a prompt, and the last one that only generated.
+    pub last_passes: [Option<SeenPass>; 2],
     experts: Counters,
     kv_blocks: (usize, usize),
     slots: usize,
@@ -145,6 +155,8 @@ impl Queue {
             next_id: 1,
             totals: Totals::default(),
             rates: Rates::default(),
+            recent: VecDeque::new(),
+            last_passes: [None; 2],
             experts: Counters::default(),
             kv_blocks: (0, 0),
             slots: 0,
@@ -158,9 +170,14 @@ impl Queue {
 
     /// Takes over what the engine counts.
     pub fn look_at(&mut self, engine: &Engine) {
-        self.experts = engine.counters();
         self.kv_blocks = engine.prefix_blocks();
-        self.slots = engine.store.slots();
+        self.look_at_store(&engine.store);
+    }
+
+    /// The part of it that changes while nothing runs.
+    pub fn look_at_store(&mut self, store: &ExpertStore) {
+        self.experts = store.counters();
+        self.slots = store.slots();
     }
 
     /// An error unless jobs are taken on.
@@ -231,10 +248,21 @@ impl Queue {
         }
         let next = self.waiting.remove(at)?;
         let now = Instant::now();
-        self.totals.waited += now - next.since;
+        let waited = now - next.since;
+        self.totals.waited += waited;
         let expected = self.rates.whole(next.prompt.len(), next.max_tokens);
         let batch = next.priority == Priority::Batch;
-        self.running.push(Running { id: next.id, cancel: next.cancel.clone(), since: now, expected, batch });
+        self.running.push(Running {
+            id: next.id,
+            cancel: next.cancel.clone(),
+            since: now,
+            expected,
+            batch,
+            prompt: next.prompt.len(),
+            max_tokens: next.max_tokens,
+            waited,
+            state: RunJob::default(),
+        });
         Some(next)
     }
 
@@ -251,9 +279,64 @@ impl Queue {
         self.look_at(engine);
     }
 
+    /// Takes over how the jobs stand that run.
+    pub fn run_on(&mut self, jobs: impl Iterator<Item = (JobId, RunJob)>) {
+        for (id, state) in jobs {
+            let known = self.running.iter_mut().filter(|running| running.id == id);
+            known.for_each(|running| running.state = state);
+        }
+    }
+
+    /// The jobs that run, then those that wait, in their order.
+    pub fn jobs(&self, now: Instant) -> Vec<JobState> {
+        let running = self.running.iter().map(|job| JobState {
+            id: job.id,
+            batch: job.batch,
+            prompt: job.prompt,
+            max_tokens: job.max_tokens,
+            waited: job.waited,
+            expected: job.expected,
+            running: Some((now - job.since, job.state)),
+        });
+        let waiting = self.waiting.iter().map(|job| JobState {
+            id: job.id,
+            batch: job.priority == Priority::Batch,
+            prompt: job.prompt.len(),
+            max_tokens: job.max_tokens,
+            waited: now - job.since,
+            expected: self.rates.whole(job.prompt.len(), job.max_tokens),
+            running: None,
+        });
+        running.chain(waiting).collect()
+    }
+
+    /// The last jobs that ended, the last one first.
+    pub fn recent(&self) -> Vec<EndedJob> {
+        self.recent.iter().copied().collect()
+    }
+
+    /// Keeps how a job fared beside what was expected of it.
+    fn remember(&mut self, job: &Running, outcome: Option<&Outcome>) {
+        self.recent.truncate(RECENT - 1);
+        self.recent.push_front(EndedJob {
+            id: job.id,
+            batch: job.batch,
+            prompt: job.prompt,
+            waited: job.waited,
+            took: job.since.elapsed(),
+            expected: job.expected,
+            reused: job.state.reused,
+            forecast: job.state.forecast,
+            outcome: outcome.copied(),
+        });
+    }
+
     /// Counts what became of a job that ran.
     pub fn ended(&mut self, id: JobId, reused: usize, outcome: Option<&Outcome>) {
-        self.running.retain(|running| running.id != id);
+        if let Some(at) = self.running.iter().position(|running| running.id == id) {
+            let job = self.running.remove(at);
+            self.remember(&job, outcome);
+        }
         let Some(Outcome { finish, stats }) = outcome else {
             self.totals.failed += 1;
             return;

@@ -14,9 +14,10 @@ use forebay_model::{ForwardError, Part};
 use forebay_tiers::Counters;
 
 use super::compose::Wish;
-use super::job::{Events, JobEvent, JobId, Priority};
+use super::job::{Events, Forecast, JobEvent, JobId, Priority};
 use super::queue::Waiting;
 use super::rates::Rates;
+use super::watch::RunJob;
 use crate::choose::{Choice, Chooser};
 use crate::engine::Engine;
 use crate::session::{Finish, GenerateError, Outcome, PassStats, Proposed, Session, Stats, Token};
@@ -37,6 +38,7 @@ pub(super) struct Sequence {
     /// KV blocks that it is expected to need.
     blocks: usize,
     batch: bool,
+    forecast: Forecast,
     session: Session,
     chooser: Chooser<'static>,
     /// Its prompt, and how much of that is in the cache.
@@ -120,6 +122,7 @@ impl Sequence {
             reused: 0,
             blocks,
             batch: priority == Priority::Batch,
+            forecast,
             session: Session::new(engine),
             chooser,
             prompt,
@@ -208,6 +211,25 @@ impl Sequence {
     /// What it could run.
     pub fn wish(&self) -> Wish {
         Wish { prompt: self.prompt.len() - self.done, batch: self.batch, last: self.last }
+    }
+
+    /// How it stands, for those who watch.
+    pub fn state(&self) -> RunJob {
+        RunJob {
+            reused: self.reused,
+            forecast: self.forecast,
+            prompt: self.prompt.len(),
+            done: self.done,
+            rows: self.prompt_rows(),
+            new_tokens: self.stats.new_tokens,
+            prefill: self.stats.prefill,
+            first_token: self.stats.first_token,
+        }
+    }
+
+    /// Tokens of its answer.
+    pub fn new_tokens(&self) -> usize {
+        self.stats.new_tokens
     }
 
     /// Whether it has rows in the pass that is composed.

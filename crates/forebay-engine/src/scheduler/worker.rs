@@ -7,12 +7,14 @@ use std::sync::PoisonError;
 
 use forebay_model::kv::{BLOCK, SPARE_BLOCKS};
 use forebay_model::workspace::LOGIT_ROWS;
-use forebay_model::{ForwardError, Part, Phase, Watch, forward, logits};
+use forebay_model::{ForwardError, Part, Phase, Trace, Watch, forward, logits};
+use forebay_tiers::ExpertStore;
 
 use super::Shared;
 use super::compose::{Pace, Ran, Wish, compose};
 use super::job::JobError;
 use super::sequence::{Sequence, Teller, Work, reason};
+use super::watch::{SeenPass, Uses};
 use crate::draft::Drafting;
 use crate::engine::Engine;
 use crate::session::{Finish, GenerateError, PassStats, pass_starts, pass_stats};
@@ -71,7 +73,13 @@ fn wait(engine: &mut Engine, shared: &Shared) -> bool {
     // When everybody has an answer, so that nobody waits for it.
     let trouble = engine.save_prefixes().err().map(|error| error.to_string());
     shared.lock().keeping = trouble;
-    engine.idle_during(shared.facts.limits.warm_up, || {
+    let look = |store: &ExpertStore| {
+        if shared.watch.is_watched() {
+            shared.lock().look_at_store(store);
+            shared.watch.look_at(store);
+        }
+    };
+    engine.idle_watched(shared.facts.limits.warm_up, look, || {
         let mut queue = shared.lock();
         while !queue.wants_attention() {
             queue = shared.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
@@ -122,18 +130,29 @@ fn pass(engine: &mut Engine, running: &mut Vec<Sequence>, pace: &mut Pace, share
     let alone = taking_part == 1;
     let prompt: usize = running.iter().map(Sequence::prompt_rows).sum();
     let answers = running.iter().filter(|sequence| sequence.wish().prompt == 0).count();
+    shared.lock().run_on(running.iter().map(|sequence| (sequence.id, sequence.state())));
     let start = pass_starts(engine);
-    let (fared, rows) = run_rows(engine, running, shared);
+    // Whoever looks in while a pass runs sees the experts of the next one.
+    let mut uses = shared.watch.is_watched().then(|| shared.watch.begin());
+    let (fared, rows) = run_rows(engine, running, &mut uses, shared);
     judge(engine, running, &fared);
     let stats = pass_stats(engine, rows, &start);
     let waited = stats.phases[Phase::ExpertWait as usize];
     pace.observe(&Ran { prompt, answers, time: stats.time, waited });
     shared.lock().passed(&stats, taking_part, engine);
-    let mut at = 0;
+    if uses.is_some() {
+        shared.watch.look_at(&engine.store);
+    }
+    let (mut at, mut tokens) = (0, 0);
     for fared in fared {
         let ended = match fared {
             None => None,
-            Some(Ok(rows)) => after(engine, &mut running[at], rows, &stats, alone),
+            Some(Ok(rows)) => {
+                let before = running[at].new_tokens();
+                let ended = after(engine, &mut running[at], rows, &stats, alone);
+                tokens += running[at].new_tokens() - before;
+                ended
+            }
             Some(Err(ForwardError::Cancelled)) => Some(Ok(Finish::Cancelled)),
             Some(Err(error)) => Some(Err(error.into())),
         };
@@ -141,6 +160,11 @@ fn pass(engine: &mut Engine, running: &mut Vec<Sequence>, pace: &mut Pace, share
             None => at += 1,
             Some(how) => end(engine, running.remove(at), how, shared),
         }
+    }
+    // What only found that an answer is over made no token.
+    if prompt > 0 || tokens > 0 {
+        let seen = SeenPass { number, stats, prompt, sequences: taking_part, tokens };
+        shared.lock().last_passes[usize::from(prompt == 0)] = Some(seen);
     }
 }
 
@@ -242,7 +266,12 @@ fn give_way(engine: &mut Engine, running: &mut [Sequence], at: usize) -> bool {
 }
 
 /// Runs the rows of all sequences that have any: how each fared, and how many rows there were.
-fn run_rows(engine: &mut Engine, running: &mut [Sequence], shared: &Shared) -> (Vec<Option<Fared>>, usize) {
+fn run_rows(
+    engine: &mut Engine,
+    running: &mut [Sequence],
+    uses: &mut Option<Uses<'_>>,
+    shared: &Shared,
+) -> (Vec<Option<Fared>>, usize) {
     let layers = engine.spec().layers.len();
     let took_part: Vec<bool> = running.iter().map(Sequence::takes_part).collect();
     let (mut parts, mut tellers, mut bystanders) = (Vec::new(), Vec::new(), Vec::new());
@@ -259,8 +288,9 @@ fn run_rows(engine: &mut Engine, running: &mut [Sequence], shared: &Shared) -> (
     let tellers = RefCell::new(tellers);
     let (ctx, store, ws) = engine.split();
     let mut watch = Watch {
-        trace: None,
+        trace: uses.as_mut().map(|uses| uses as &mut dyn Trace),
         layers_done: &mut |done, bytes| {
+            shared.watch.layers_done(done, layers);
             // Those that wait may have given up meanwhile.
             shared.sweep();
             bystanders.iter_mut().for_each(Teller::look_for_cancellation);

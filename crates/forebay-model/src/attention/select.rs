@@ -136,7 +136,7 @@ pub(super) fn select(
             });
             for i in 0..block {
                 scratch.selections.lens_mut()[first + i] = Some(keep.min(known(i)));
-                if let Some(trace) = &mut trace {
+                if let Some(trace) = trace.as_mut().filter(|trace| trace.wants_selected()) {
                     select_top_k(of_row(i), keep, &mut scratch.per_thread[0].select, &mut scratch.traced);
                     trace.selected(layer, known(i) - 1, &scratch.traced);
                 }
