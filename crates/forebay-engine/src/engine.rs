@@ -279,13 +279,14 @@ impl Inspection {
     pub fn of(snapshot: Snapshot, options: &EngineOptions, what_if: WhatIf) -> Self {
         let memory =
             what_if.machine.map_or_else(MemoryInfo::read, |ByteSize(total)| MemoryInfo::assumed(total));
-        let plan = options.settled(&snapshot, &memory).plan(&snapshot, &memory).map_err(|error| match error {
-            // On an assumed machine nothing runs that could be closed.
-            PlanError::MoreThanAvailable { planned, available, minimum } if what_if.machine.is_some() => {
-                PlanError::MoreThanMachine { planned, machine: available, minimum }
-            }
-            other => other,
-        });
+        let plan =
+            options.settled(&snapshot, &memory).plan(&snapshot, &memory).map_err(|error| match error {
+                // On an assumed machine nothing runs that could be closed.
+                PlanError::MoreThanAvailable { planned, available, minimum } if what_if.machine.is_some() => {
+                    PlanError::MoreThanMachine { planned, machine: available, minimum }
+                }
+                other => other,
+            });
         Self { snapshot, plan, memory }
     }
 }

@@ -122,7 +122,7 @@ impl Sequence {
             reused: 0,
             blocks,
             batch: priority == Priority::Batch,
-            forecast,
+            forecast: Forecast::default(),
             session: Session::new(engine),
             chooser,
             prompt,
@@ -169,8 +169,8 @@ impl Sequence {
         self.done = self.session.tokens().len();
         if first {
             self.reused = reused;
-            let forecast = rates.forecast(self.prompt.len() - self.done, Some(Duration::ZERO));
-            _ = self.tell(JobEvent::Started { reused, forecast });
+            self.forecast = rates.forecast(self.prompt.len() - self.done, Some(Duration::ZERO));
+            _ = self.tell(JobEvent::Started { reused, forecast: self.forecast });
         }
         Ok(())
     }

@@ -95,9 +95,9 @@ pub struct RunJob {
     pub reused: usize,
     /// What was expected when its turn came.
     pub forecast: Forecast,
-    /// Tokens of its prompt to compute.
+    /// Tokens of its prompt; after it gave its KV blocks up, of all that it runs again.
     pub prompt: usize,
-    /// Of these, computed.
+    /// Of these, known or computed.
     pub done: usize,
     /// Of these, in the pass.
     pub rows: usize,
