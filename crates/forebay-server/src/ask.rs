@@ -84,8 +84,6 @@ impl Ask {
 pub struct Prepared {
     /// The prompt.
     pub ids: Vec<u32>,
-    /// How many of them are as they were computed before, as far as is known here.
-    pub known: usize,
     /// The prompt as the template made it; `None` for the continuation of a text.
     pub rendered: Option<RenderedPrompt>,
     /// Whether the prompt opened a think block; `None` for the continuation of a text.
@@ -112,14 +110,13 @@ impl Prepared {
         ask.sampling.check()?;
         ask.sampling.check_tokens(tokenizer.vocab_size())?;
         let matcher = matcher(&ask, app)?;
-        let (ids, known, rendered) = encode(&ask, app)?;
+        let (ids, rendered) = encode(&ask, app)?;
         let thinking = rendered.as_ref().map(|prompt| prompt.text().trim_end().ends_with(THINK_OPEN));
         if ids.is_empty() {
             return Err(ApiError::bad("the prompt is empty; send some text"));
         }
         Ok(Self {
             ids,
-            known,
             rendered,
             thinking,
             max_tokens: ask.max_tokens,
@@ -177,12 +174,12 @@ fn matcher(ask: &Ask, app: &App) -> Result<Option<Matcher>, ApiError> {
     app.grammars.lark(&grammar, tokenizer).map(Some).map_err(|error| error.at("tools"))
 }
 
-/// The ids of the prompt, how many of them are known, and the prompt.
-fn encode(ask: &Ask, app: &App) -> Result<(Vec<u32>, usize, Option<RenderedPrompt>), ApiError> {
+/// The ids of the prompt, and the prompt.
+fn encode(ask: &Ask, app: &App) -> Result<(Vec<u32>, Option<RenderedPrompt>), ApiError> {
     let tokenizer = &app.model.tokenizer;
     let messages = match &ask.input {
-        Input::Ids(ids) => return Ok((ids.clone(), 0, None)),
-        Input::Text(text) => return Ok((encode_text(text, app)?, 0, None)),
+        Input::Ids(ids) => return Ok((ids.clone(), None)),
+        Input::Text(text) => return Ok((encode_text(text, app)?, None)),
         Input::Chat(messages) => messages,
     };
     let think = ask.think.or_else(|| (ask.effort.is_none() && app.settings.think).then_some(true));
@@ -196,7 +193,7 @@ fn encode(ask: &Ask, app: &App) -> Result<(Vec<u32>, usize, Option<RenderedPromp
     };
     let rendered = app.model.template.render(messages, &options)?;
     let encoded = app.answers().lock().encode(&rendered, tokenizer).map_err(unencodable)?;
-    Ok((encoded.ids, encoded.known, Some(rendered)))
+    Ok((encoded.ids, Some(rendered)))
 }
 
 /// The ids of a client's text: no control token comes out of it.

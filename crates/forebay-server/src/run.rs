@@ -204,7 +204,7 @@ fn submit(app: &Arc<App>, prepared: Prepared, streams: bool) -> Result<Running, 
     let (send, pieces) = unbounded_channel();
     let (prompt_tokens, choices) = (prepared.ids.len(), prepared.choices);
     let cancel = CancelToken::new();
-    let forecast = app.scheduler.forecast(prompt_tokens.saturating_sub(prepared.known));
+    let forecast = app.scheduler.forecast(&prepared.ids);
     let ahead = Arc::new(AtomicUsize::new(0));
     let mut running = Running {
         pieces,

@@ -6,6 +6,7 @@
 //! - `job`: what is asked for, and what is told of it.
 //! - `queue`: what waits, in which order, and what is counted.
 //! - `rates`: what was measured, and what it says about the next job.
+//! - `seen`: what of a prompt is probably in the KV cache.
 //! - `worker`: the engine's thread, which runs passes over the rows of several jobs.
 //! - `compose`: whose rows those are. `sequence`: one job between two passes.
 //! - `watch`: what somebody sees who looks at all this.
@@ -14,6 +15,7 @@ mod compose;
 mod job;
 mod queue;
 mod rates;
+mod seen;
 mod sequence;
 mod watch;
 mod worker;
@@ -159,11 +161,11 @@ impl Scheduler {
         self.shared.sweep();
     }
 
-    /// What is expected of a job with this many tokens that nothing is known of, if it came now.
-    pub fn forecast(&self, tokens: usize) -> Forecast {
+    /// What is expected of a job with this prompt if it came now.
+    pub fn forecast(&self, prompt: &[u32]) -> Forecast {
         let queue = self.shared.lock();
         let wait = queue.wait(Instant::now());
-        queue.rates.forecast(tokens, wait)
+        queue.rates.forecast(queue.unknown(prompt), wait)
     }
 
     /// Positions of a sequence: prompt and answer together.

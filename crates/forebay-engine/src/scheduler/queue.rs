@@ -4,10 +4,12 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use forebay_core::{CancelToken, Constraint};
+use forebay_model::kv::BLOCK;
 use forebay_tiers::{Counters, ExpertStore};
 
 use super::job::{Events, JobError, JobId, Priority, Refused};
 use super::rates::Rates;
+use super::seen::Seen;
 use super::watch::{EndedJob, JobState, RECENT, RunJob, SeenPass};
 use crate::draft::DraftStats;
 use crate::engine::Engine;
@@ -130,6 +132,7 @@ pub(super) struct Queue {
     next_id: u64,
     pub totals: Totals,
     pub rates: Rates,
+    seen: Seen,
     /// The last jobs that ended, the last one first.
     recent: VecDeque<EndedJob>,
     /// The last pass that computed a prompt, and the last one that only generated.
@@ -155,6 +158,7 @@ impl Queue {
             next_id: 1,
             totals: Totals::default(),
             rates: Rates::default(),
+            seen: Seen::new(engine.kv_blocks() * BLOCK),
             recent: VecDeque::new(),
             last_passes: [None; 2],
             experts: Counters::default(),
@@ -250,7 +254,7 @@ impl Queue {
         let now = Instant::now();
         let waited = now - next.since;
         self.totals.waited += waited;
-        let expected = self.rates.whole(next.prompt.len(), next.max_tokens);
+        let expected = self.expected(&next);
         let batch = next.priority == Priority::Batch;
         self.running.push(Running {
             id: next.id,
@@ -304,7 +308,7 @@ impl Queue {
             prompt: job.prompt.len(),
             max_tokens: job.max_tokens,
             waited: now - job.since,
-            expected: self.rates.whole(job.prompt.len(), job.max_tokens),
+            expected: self.expected(job),
             running: None,
         });
         running.chain(waiting).collect()
@@ -331,8 +335,18 @@ impl Queue {
         });
     }
 
-    /// Counts what became of a job that ran.
-    pub fn ended(&mut self, id: JobId, reused: usize, outcome: Option<&Outcome>) {
+    /// Tokens of a prompt that are probably to be computed.
+    pub fn unknown(&self, prompt: &[u32]) -> usize {
+        prompt.len() - self.seen.known(prompt)
+    }
+
+    fn expected(&self, job: &Waiting) -> Option<Duration> {
+        self.rates.whole(self.unknown(&job.prompt), job.max_tokens)
+    }
+
+    /// Counts what became of a job that ran; its `tokens` are in the KV cache.
+    pub fn ended(&mut self, id: JobId, reused: usize, outcome: Option<&Outcome>, tokens: &[u32]) {
+        self.seen.add(tokens);
         if let Some(at) = self.running.iter().position(|running| running.id == id) {
             let job = self.running.remove(at);
             self.remember(&job, outcome);
@@ -360,7 +374,7 @@ impl Queue {
             return Some(Duration::ZERO);
         }
         let running = self.running.iter().map(|job| Some(job.expected?.saturating_sub(now - job.since)));
-        let waiting = self.waiting.iter().map(|job| self.rates.whole(job.prompt.len(), job.max_tokens));
+        let waiting = self.waiting.iter().map(|job| self.expected(job));
         // Those that run at once share the work of all: a place is free when its part of that is done.
         let work = running.chain(waiting).sum::<Option<Duration>>()?;
         Some(work / u32::try_from(self.places).unwrap_or(u32::MAX))

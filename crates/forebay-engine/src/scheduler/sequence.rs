@@ -422,6 +422,11 @@ impl Sequence {
     pub fn leave(&self, engine: &mut Engine) {
         self.session.enter(engine);
     }
+
+    /// What its cache holds.
+    pub fn tokens(&self) -> &[u32] {
+        self.session.tokens()
+    }
 }
 
 impl Teller<'_> {

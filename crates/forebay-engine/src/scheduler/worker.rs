@@ -108,7 +108,7 @@ fn admit(engine: &mut Engine, running: &mut Vec<Sequence>, shared: &Shared) {
         match Sequence::new(engine, job, blocks) {
             Ok(sequence) => running.push(sequence),
             Err((mut events, error)) => {
-                shared.lock().ended(id, 0, None);
+                shared.lock().ended(id, 0, None, &[]);
                 events.failed(error.into());
                 shared.changed.notify_all();
             }
@@ -189,7 +189,7 @@ fn end(engine: &mut Engine, mut sequence: Sequence, how: Result<Finish, Generate
     let outcome = how.map(|finish| sequence.outcome(engine, finish));
     {
         let mut queue = shared.lock();
-        queue.ended(sequence.id, sequence.reused, outcome.as_ref().ok());
+        queue.ended(sequence.id, sequence.reused, outcome.as_ref().ok(), sequence.tokens());
         queue.look_at(engine);
     }
     match outcome {
