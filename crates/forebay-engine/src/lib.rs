@@ -1,6 +1,7 @@
 //! Turns token ids into token ids: planning, sessions, sampling, decode loop.
 //!
 //! - [`mod@plan`]: what will fit, decided before anything is allocated.
+//! - [`options`]: how a model is run.
 //! - [`engine`]: a loaded model with its expert store and threads.
 //! - [`mod@idle`]: what happens between two requests.
 //! - [`session`]: one sequence: prefill, decode, continue, score.
@@ -16,6 +17,7 @@ mod choose;
 pub mod draft;
 pub mod engine;
 pub mod idle;
+pub mod options;
 pub mod plan;
 pub mod prefix;
 pub mod rng;
@@ -25,7 +27,8 @@ pub mod scheduler;
 pub mod session;
 
 pub use draft::{DraftStats, Drafting};
-pub use engine::{Engine, EngineOptions, Inspection, IoOptions, OpenError, WhatIf, inspect, inspect_for};
+pub use engine::{Engine, Inspection, OpenError, WhatIf, inspect, inspect_for};
+pub use options::{EngineOptions, IoOptions};
 pub use plan::{
     Bound, BudgetFrom, Consumer, Decoder, Expectation, ModelFacts, Outlook, Plan, PlanError, PlanRequest,
     Rates, SlotChoice, plan,

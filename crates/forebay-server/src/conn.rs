@@ -22,7 +22,7 @@ use tower::ServiceExt;
 use crate::app::App;
 
 /// Most bytes of the head of a request.
-const MAX_HEAD: usize = 64 << 10;
+pub const MAX_HEAD: usize = 64 << 10;
 /// Most headers of a request.
 const MAX_HEADERS: usize = 100;
 /// Before another try where the system has no room for a connection.

@@ -10,6 +10,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::app::App;
+use crate::conn::MAX_HEAD;
 use crate::cors::{self, Origins};
 use crate::dashboard;
 use crate::error::{ApiError, Dialect};
@@ -76,6 +77,13 @@ fn request_id(request: &Request) -> String {
 
 fn enter(app: &App, request: &Request) -> Result<(), ApiError> {
     let headers = request.headers();
+    // What comes in one piece may be read whole before its size is looked at.
+    if headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum::<usize>() > MAX_HEAD {
+        let message =
+            format!("the headers have more than {} KiB; send fewer or shorter ones", MAX_HEAD >> 10);
+        let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+        return Err(ApiError::new(status, message).code("headers_too_large"));
+    }
     if app.settings.local_names_only {
         cors::check_host(headers)?;
     }

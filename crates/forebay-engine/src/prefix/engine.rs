@@ -6,7 +6,8 @@ use forebay_model::{KvLayout, KvParts, KvPool, ModelSpec};
 use sha2::{Digest, Sha256};
 
 use super::{KeepError, PrefixConfig, Saved};
-use crate::engine::{Engine, EngineOptions, OpenError};
+use crate::engine::{Engine, OpenError};
+use crate::options::EngineOptions;
 use crate::plan::Plan;
 
 /// The version of docs/numerics.md: raised whenever a bit of a result changes, so that nobody goes on from older rows.

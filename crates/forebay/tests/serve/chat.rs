@@ -43,7 +43,8 @@ fn an_answer_in_one_piece_and_in_many_says_the_same() {
 
 #[test]
 fn a_second_turn_goes_on_from_the_first() {
-    let server = Server::start();
+    // A draft may have run the token that ends the answer, and the next turn begins with that.
+    let server = Server::with(&["--draft", "off"]);
     let first = server.ask("What is 2+2?");
     let talk = json!({"model": MODEL, "messages": [
         {"role": "user", "content": "What is 2+2?"},
@@ -51,8 +52,8 @@ fn a_second_turn_goes_on_from_the_first() {
         {"role": "user", "content": "What is 3+3?"},
     ]});
     let second = server.post("/v1/chat/completions", &talk).ok();
-    // Prompt and answer of the first turn, but for the last token of the answer, which was never run.
-    assert_eq!(second["usage"]["prompt_tokens_details"]["cached_tokens"], 13 + 6 - 1, "{second}");
+    // Prompt and answer of the first turn; what ended it was never run.
+    assert_eq!(second["usage"]["prompt_tokens_details"]["cached_tokens"], 13 + 6, "{second}");
 }
 
 #[test]
