@@ -114,7 +114,7 @@ impl EngineOptions {
     }
 
     /// The way in which a run with this plan asks for experts; a system that cannot do it takes the
-    /// next best, which [`Engine::way`] tells.
+    /// next best, which [`Engine::way`](crate::Engine::way) tells.
     pub fn way(&self, plan: &Plan) -> Way {
         self.io.way(plan.holds_everything())
     }

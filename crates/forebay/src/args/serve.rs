@@ -31,7 +31,7 @@ pub struct ServeArgs {
     /// Let anybody in who can reach this machine, without a key
     #[arg(long, help_heading = "Server")]
     pub allow_public: bool,
-    /// A web page that may ask, such as https://chat.example; * for all; may be given several times
+    /// A web page that may ask, by its origin: scheme, host and port; * for all; may be given several times
     #[arg(long, value_name = "ORIGIN", help_heading = "Server")]
     pub cors_origin: Vec<String>,
     /// Requests that may wait for their turn; more are refused
