@@ -26,6 +26,13 @@ pub struct Known {
     pub(super) repeated: [(f64, f64); Repeated::ALL.len()],
 }
 
+impl Known {
+    /// Share of a pass of one row that waits for experts.
+    pub fn waiting(&self) -> f64 {
+        self.waiting
+    }
+}
+
 /// Why a text says nothing about drafting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line} is not what was written there: {what}")]

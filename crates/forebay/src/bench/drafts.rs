@@ -283,6 +283,7 @@ fn show_json(engine: &Engine, worlds: &[World]) -> Value {
         let (best, gain) = world.best();
         json!({
             "acceptance": world.acceptance,
+            "expert_wait_share": world.learnt.known().map(|known| known.waiting()),
             "ways": world.ways.iter().map(way).collect::<Vec<_>>(),
             "best_fixed": best.to_string(),
             "auto_against_best": world.gain(&world.ways[1]) / gain,
