@@ -68,7 +68,8 @@ fn killed_at_any_moment_every_request_is_answered_once() {
         }
     }
     check(&server(dir.path(), &[]), &batch, &requests);
-    assert!(seen[0] < 30, "the first kill came too late to mean anything: {seen:?}");
+    let early = seen.iter().filter(|count| **count < 30).count();
+    assert!(early >= 3, "the kills came too late to mean anything: {seen:?}");
 }
 
 /// Cuts the last result in half, and writes nonsense behind it.
@@ -139,7 +140,6 @@ fn damage_in_one_place_is_damage_there_only() {
     std::fs::write(path(1), other.replace("\"output_file_id\":\"file-", "\"output_file_id\":\"../")).unwrap();
     std::fs::write(batches.join("batch_nonsense.json"), vec![0xff; 100]).unwrap();
     std::fs::create_dir(batches.join("batch_folder.json")).unwrap();
-    // A result in the middle of a file that is not over cannot be there, but a bad disk does anything.
     let next = server(dir.path(), &[]);
     for gone in [0, 1] {
         assert_eq!(next.get(&format!("/v1/batches/{}", ids[gone])).status, 404);

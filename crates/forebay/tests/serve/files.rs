@@ -40,6 +40,12 @@ fn files_are_kept_listed_fetched_and_deleted() {
     let args = ["--jobs", jobs.to_str().unwrap(), "--max-file", "300kB", "--max-files", "400kB"];
     let server = Server::with(&args);
     let bytes: Vec<u8> = (0..300_000u32).map(|i| (i % 251) as u8).collect();
+    // Refused, and nothing of it stays.
+    let large =
+        post_form(&server, &form(&[("purpose", "batch")], Some(&[bytes.clone(), bytes.clone()].concat())));
+    assert_eq!((large.status, &large.json()["error"]["code"]), (413, &json!("file_too_large")));
+    let slightly = post_form(&server, &form(&[("purpose", "batch")], Some(&[&bytes[..], b"more"].concat())));
+    assert_eq!((slightly.status, &slightly.json()["error"]["code"]), (413, &json!("file_too_large")));
     let file = upload(&server, &bytes);
     let id = file["id"].as_str().unwrap().to_owned();
     assert_eq!(
@@ -49,14 +55,8 @@ fn files_are_kept_listed_fetched_and_deleted() {
     assert_eq!(server.get(&format!("/v1/files/{id}")).ok(), file);
     assert_eq!(server.get(&format!("/v1/files/{id}/content")).body, bytes);
     assert_eq!(server.metric("forebay_files_bytes"), 300_000.0);
-    // Refused, and nothing of it stays.
     let full = post_form(&server, &form(&[("purpose", "batch")], Some(&bytes)));
     assert_eq!((full.status, &full.json()["error"]["code"]), (413, &json!("files_full")));
-    let large =
-        post_form(&server, &form(&[("purpose", "batch")], Some(&[bytes.clone(), bytes.clone()].concat())));
-    assert_eq!((large.status, &large.json()["error"]["code"]), (413, &json!("file_too_large")));
-    let slightly = post_form(&server, &form(&[("purpose", "batch")], Some(&[&bytes[..], b"more"].concat())));
-    assert_eq!((slightly.status, &slightly.json()["error"]["code"]), (413, &json!("file_too_large")));
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
