@@ -4,8 +4,10 @@
 
 The server has to serve the bundled model. `.ci/clients` starts one and installs the clients."""
 
+import asyncio
 import json
 import sys
+import time
 
 MODEL = "forebay-demo"
 ASK = [{"role": "user", "content": "What is 2+2?"}]
@@ -98,6 +100,68 @@ def openai_chat(base):
     same("".join(piece.choices[0].text for piece in pieces), " a time,")
 
 
+def openai_structured(base):
+    import openai
+    import pydantic
+
+    class Person(pydantic.BaseModel):
+        name: str
+        age: int
+
+    client = openai.OpenAI(base_url=base + "/v1", api_key="unused", max_retries=0)
+    people = [{"role": "user", "content": "Give me a JSON object with name Anna and age 7."}]
+    found = client.chat.completions.parse(model=MODEL, messages=people, response_format=Person)
+    same(found.choices[0].message.parsed, Person(name="Anna", age=7))
+
+
+def openai_async(base):
+    import openai
+
+    async def check():
+        async with openai.AsyncOpenAI(base_url=base + "/v1", api_key="unused", max_retries=0) as client:
+            asked = [client.chat.completions.create(model=MODEL, messages=ASK) for _ in range(3)]
+            for whole in await asyncio.gather(*asked):
+                same((whole.choices[0].message.content, whole.usage.completion_tokens), ("2+2=4.", 6))
+            stream = await client.chat.completions.create(model=MODEL, messages=ASK, stream=True)
+            same("".join([c.choices[0].delta.content or "" async for c in stream if c.choices]), "2+2=4.")
+
+    asyncio.run(check())
+
+
+def openai_batches(base):
+    import openai
+
+    client = openai.OpenAI(base_url=base + "/v1", api_key="unused", max_retries=0)
+    url = "/v1/chat/completions"
+    bodies = {"good": {"model": MODEL, "messages": ASK}, "bad": {"model": MODEL, "messages": ASK, "bogus": 1}}
+    lines = [json.dumps({"custom_id": k, "method": "POST", "url": url, "body": v}) for k, v in bodies.items()]
+    made = client.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
+    same((made.purpose, made.filename, client.files.retrieve(made.id).bytes), ("batch", "in.jsonl", made.bytes))
+    assert made.id in [file.id for file in client.files.list()]
+    batch = client.batches.create(
+        input_file_id=made.id, endpoint=url, completion_window="24h", metadata={"night": "1"}
+    )
+    began = time.monotonic()
+    while batch.status not in ("completed", "failed") and time.monotonic() - began < 60:
+        time.sleep(0.05)
+        batch = client.batches.retrieve(batch.id)
+    same((batch.status, batch.metadata), ("completed", {"night": "1"}))
+    counts = batch.request_counts
+    same((counts.total, counts.completed, counts.failed), (2, 1, 1))
+    output = json.loads(client.files.content(batch.output_file_id).text)
+    same((output["custom_id"], output["response"]["body"]["choices"][0]["message"]["content"]), ("good", "2+2=4."))
+    error = json.loads(client.files.content(batch.error_file_id).text)
+    same((error["custom_id"], error["response"]["status_code"]), ("bad", 400))
+    assert batch.id in [one.id for one in client.batches.list(limit=5)]
+    try:
+        client.batches.cancel(batch.id)
+    except openai.ConflictError as error:
+        assert "completed" in str(error)
+    else:
+        raise AssertionError("a batch that is over was cancelled")
+    same(client.files.delete(made.id).deleted, True)
+
+
 def openai_responses(base):
     import openai
 
@@ -164,6 +228,41 @@ def anthropic_messages(base):
         raise AssertionError("a model that is not there was taken")
 
 
+def anthropic_async(base):
+    import anthropic
+
+    async def check():
+        async with anthropic.AsyncAnthropic(base_url=base, api_key="unused", max_retries=0) as client:
+            whole = await client.messages.create(model=MODEL, max_tokens=50, messages=ASK)
+            same((whole.content[0].text, whole.stop_reason), ("2+2=4.", "end_turn"))
+            async with client.messages.stream(model=MODEL, max_tokens=50, messages=ASK) as stream:
+                same("".join([text async for text in stream.text_stream]), "2+2=4.")
+
+    asyncio.run(check())
+
+
+def langchain_chat(base):
+    import langchain_openai
+    import pydantic
+
+    class Person(pydantic.BaseModel):
+        """A person."""
+
+        name: str
+        age: int
+
+    chat = langchain_openai.ChatOpenAI(model=MODEL, base_url=base + "/v1", api_key="unused", max_retries=0)
+    whole = chat.invoke("What is 2+2?")
+    same((whole.content, whole.response_metadata["finish_reason"]), ("2+2=4.", "stop"))
+    same((whole.usage_metadata["input_tokens"], whole.usage_metadata["output_tokens"]), (13, 6))
+    same("".join(piece.content for piece in chat.stream("What is 2+2?")), "2+2=4.")
+    asked = chat.bind_tools([TOOL]).invoke("What is the weather in Paris?")
+    same([(call["name"], call["args"]) for call in asked.tool_calls], [("get_weather", {"city": "Paris"})])
+    people = "Give me a JSON object with name Anna and age 7."
+    found = chat.with_structured_output(Person, method="json_schema").invoke(people)
+    same(found, Person(name="Anna", age=7))
+
+
 def ollama_chat(base):
     import ollama
 
@@ -214,8 +313,9 @@ def litellm_chat(base):
 
 
 CLIENTS = {
-    "openai": [openai_chat, openai_responses],
-    "anthropic": [anthropic_messages],
+    "openai": [openai_chat, openai_structured, openai_async, openai_responses, openai_batches],
+    "anthropic": [anthropic_messages, anthropic_async],
+    "langchain": [langchain_chat],
     "ollama": [ollama_chat],
     "litellm": [litellm_chat],
 }

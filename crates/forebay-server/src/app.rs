@@ -10,6 +10,7 @@ use forebay_text::{AnswerIds, ChatTemplate, StopSet, Tokenizer};
 use crate::auth::Keys;
 use crate::cors::Origins;
 use crate::grammars::Grammars;
+use crate::jobs::Jobs;
 use crate::metrics::Metrics;
 
 /// What is known of the model that is served.
@@ -71,6 +72,8 @@ pub struct App {
     pub metrics: Arc<Metrics>,
     /// What answers may be.
     pub grammars: Grammars,
+    /// Files and batches, or why there are none.
+    pub jobs: Result<Jobs, String>,
     /// Whether the end has begun.
     pub ending: AtomicBool,
     answers: Arc<Mutex<AnswerIds>>,
@@ -85,9 +88,15 @@ impl App {
             settings,
             metrics: Arc::default(),
             grammars: Grammars::default(),
+            jobs: Err("this server was started without a folder for them".to_owned()),
             ending: AtomicBool::new(false),
             answers: Arc::default(),
         }
+    }
+
+    /// With files and batches, or the reason why there are none.
+    pub fn with_jobs(self, jobs: Result<Jobs, String>) -> Self {
+        Self { jobs, ..self }
     }
 
     /// The ids of earlier answers.

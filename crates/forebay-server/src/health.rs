@@ -40,6 +40,7 @@ pub async fn ready(State(app): State<Arc<App>>) -> Response {
         "waiting": state.waiting,
         "waiting_batch": state.waiting_batch,
         "max_queue": state.queue,
+        "batches": app.jobs.as_ref().ok().map(|jobs| jobs.health()),
     });
     if status == "ok" { stream::json(&value, Vec::new()) } else { not_well(&value) }
 }
@@ -52,7 +53,10 @@ fn not_well(value: &serde_json::Value) -> Response {
 
 /// What was counted, for Prometheus.
 pub async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let text = app.metrics.text(&app.scheduler.state(), &app.model.id);
+    let mut text = app.metrics.text(&app.scheduler.state(), &app.model.id);
+    if let Ok(jobs) = &app.jobs {
+        text += &crate::metrics::of_batches(&jobs.counts());
+    }
     let mut response = Response::new(Body::from(text));
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);

@@ -6,6 +6,7 @@
 //!
 //! - The way in: [`conn`] (sockets), [`guard`] (keys, pages, names), [`body`], [`fields`] and [`params`].
 //! - The interfaces: [`openai`], [`anthropic`], [`ollama`]; [`health`] for programs that watch, [`dashboard`] for people.
+//! - Work for the night, which outlives the server: [`jobs`].
 //! - What they share: [`tools`], [`grammars`], [`stream`], [`error`], [`metrics`].
 //!
 //! Nothing of a request is trusted: sizes, times and numbers have limits, what is not understood is refused by its name,
@@ -26,6 +27,7 @@ pub mod grammars;
 pub mod guard;
 pub mod health;
 pub mod ids;
+pub mod jobs;
 pub mod metrics;
 pub mod ollama;
 pub mod openai;
@@ -48,6 +50,7 @@ use tokio::sync::watch;
 pub use app::{App, Model, Settings};
 pub use auth::Keys;
 pub use cors::Origins;
+pub use jobs::Jobs;
 
 use forebay_engine::Engine;
 use forebay_engine::scheduler::Health;
@@ -98,9 +101,15 @@ async fn until_the_end(app: Arc<App>, listener: TcpListener) -> Result<Option<En
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let (end, ending) = watch::channel(false);
     let serving = tokio::spawn(conn::serve(Arc::clone(&app), router(Arc::clone(&app)), listener, ending));
+    if let Ok(jobs) = &app.jobs {
+        jobs.start(&app);
+    }
     signals::asked_to_end().await?;
     tracing::info!("ending: what is under way is finished, nothing new is taken");
     _ = end.send(true);
+    if let Ok(jobs) = &app.jobs {
+        jobs.stop();
+    }
     let (scheduler, patience) = (app.scheduler.clone(), app.settings.drain);
     let drained = tokio::task::spawn_blocking(move || scheduler.drain(patience));
     let scheduler = app.scheduler.clone();
@@ -113,6 +122,9 @@ async fn until_the_end(app: Arc<App>, listener: TcpListener) -> Result<Option<En
     if engine.is_none() && app.scheduler.state().health == Health::Draining {
         // The other one has it.
         engine = (&mut impatient).await.unwrap_or_default();
+    }
+    if let Ok(jobs) = &app.jobs {
+        jobs.finished().await;
     }
     // The last words of answers are still to be sent.
     _ = serving.await;
@@ -134,6 +146,12 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/chat/completions", post(openai::chat::answer))
         .route("/v1/completions", post(openai::completions::answer))
         .route("/v1/responses", post(openai::responses::answer))
+        .route("/v1/files", get(openai::files::list).post(openai::files::create))
+        .route("/v1/files/{id}", get(openai::files::one).delete(openai::files::delete))
+        .route("/v1/files/{id}/content", get(openai::files::content))
+        .route("/v1/batches", get(openai::batches::list).post(openai::batches::create))
+        .route("/v1/batches/{id}", get(openai::batches::one))
+        .route("/v1/batches/{id}/cancel", post(openai::batches::cancel))
         .route("/tokenize", post(openai::tokens::tokenize))
         .route("/detokenize", post(openai::tokens::detokenize))
         .route("/v1/messages", post(anthropic::messages))

@@ -7,6 +7,7 @@ use std::time::Duration;
 use forebay_engine::scheduler::{Health, SchedulerState};
 use forebay_tiers::counters::Counters;
 
+use crate::jobs::{Counts, Status};
 use crate::run::Reason;
 
 /// A number that only grows.
@@ -203,6 +204,33 @@ impl Metrics {
         }
         page.0
     }
+}
+
+/// What is counted of files and batches.
+pub fn of_batches(counts: &Counts) -> String {
+    let mut page = Page(String::new());
+    let statuses: Vec<_> = Status::ALL
+        .iter()
+        .zip(counts.batches)
+        .map(|(status, count)| (format!("status=\"{}\"", status.name()), count as f64))
+        .collect();
+    page.gauge("forebay_batches", "Batches by status.", &statuses);
+    let requests = [
+        ("completed", counts.completed),
+        ("failed", counts.failed),
+        ("running", counts.running),
+        ("waiting", counts.waiting),
+    ];
+    let requests = requests.map(|(state, count)| (format!("state=\"{state}\""), count as f64));
+    page.gauge("forebay_batch_requests", "Requests of the batches that are kept, by state.", &requests);
+    let none = String::new;
+    page.gauge(
+        "forebay_batch_paused",
+        "1 while results cannot be written.",
+        &[(none(), f64::from(u8::from(counts.stuck)))],
+    );
+    page.gauge("forebay_files_bytes", "Bytes of files.", &[(none(), counts.file_bytes as f64)]);
+    page.0
 }
 
 /// A page of metrics.

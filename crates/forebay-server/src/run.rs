@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_core::CancelToken;
-use forebay_engine::scheduler::{Forecast, JobId};
+use forebay_engine::scheduler::{Forecast, JobError, JobId};
 use forebay_engine::{Finish, Job, JobEvent, Outcome, Scheduler};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -121,12 +121,16 @@ impl Running {
         Some((choice, piece))
     }
 
-    /// Everything, at the end; the first failure of any answer instead.
+    /// Everything, at the end; the first failure of any answer instead. An answer that was given up is one: nobody
+    /// but the end of the server does that to an answer that is waited for.
     pub async fn collect(mut self) -> Result<Vec<Whole>, ApiError> {
         let mut answers: Vec<Whole> = (0..self.choices).map(|_| Whole::default()).collect();
         while let Some((choice, piece)) = self.next().await {
             match piece {
                 Piece::Delta(delta) => answers[choice].add(delta),
+                Piece::End(ended) if ended.reason == Reason::Cancelled => {
+                    return Err(JobError::ShuttingDown.into());
+                }
                 Piece::End(ended) => answers[choice].end = Some(ended),
                 Piece::Failed(error) => return Err(error),
                 Piece::Started { .. } | Piece::Progress { .. } => {}

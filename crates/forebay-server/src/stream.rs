@@ -174,7 +174,7 @@ pub fn fail_event(error: &ApiError, dialect: Dialect, out: &mut Out) {
 }
 
 /// A body made of chunks as they come.
-struct Chunks(mpsc::Receiver<Bytes>);
+pub struct Chunks(pub mpsc::Receiver<Bytes>);
 
 impl hyper::body::Body for Chunks {
     type Data = Bytes;

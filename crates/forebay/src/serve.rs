@@ -6,11 +6,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use forebay_engine::{Limits, Scheduler};
-use forebay_server::{App, Keys, Model, Origins, Settings};
+use forebay_server::jobs::{self, OpenError};
+use forebay_server::{App, Jobs, Keys, Model, Origins, Settings};
 use tracing::level_filters::LevelFilter;
 
 use crate::args::{AnswerArgs, LogArg, LogFormatArg, ServeArgs, SwitchArg};
 use crate::console::{self, Output};
+use crate::dirs;
 use crate::failure::{Exit, Failure};
 use crate::load::{Loaded, TextSide};
 use crate::prefixes::Keeper;
@@ -41,12 +43,13 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
         .map_err(|error| Failure::runtime(error.to_string()))?;
     let address = listener.local_addr().map_err(|error| Failure::runtime(error.to_string()))?;
     let dir = settings::model_dir(args.engine.model.as_deref())?;
+    let id = served_name(args, &dir);
+    let jobs = jobs(args, &id)?;
     let text = TextSide::read(&dir)?;
     let sampling = ModelDefaults::read(&dir)?.sampling(&AnswerArgs::default());
     let mut model = Loaded::open(dir, None, text, args.options(), &args.engine.disk)?;
     // What is new is written by the scheduler, when nobody waits.
     Keeper::begin(&mut model, args.prefixes.prefix_store.as_deref(), args.prefixes.limit());
-    let id = served_name(args, &model.dir);
     let (engine, text, stops, afterwards) = model.into_parts();
     let size = |path: &std::path::PathBuf| std::fs::metadata(path).map_or(0, |meta| meta.len());
     let model = Model {
@@ -83,7 +86,7 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
     let scheduler = Scheduler::start(engine, limits)
         .map_err(|error| Failure::runtime(format!("cannot start a thread for the engine: {error}")))?;
     Output::new().write(&format!("listening on http://{address} (model {name}, context {context})\n"))?;
-    let engine = forebay_server::serve(App::new(model, scheduler, settings), listener)
+    let engine = forebay_server::serve(App::new(model, scheduler, settings).with_jobs(jobs), listener)
         .map_err(|error| Failure::runtime(error.to_string()))?;
     match engine {
         Some(mut engine) => {
@@ -107,6 +110,37 @@ fn keys(args: &ServeArgs) -> Result<Keys, Failure> {
     }
     keys.extend(std::env::var("FOREBAY_API_KEY").ok().filter(|key| !key.is_empty()));
     Ok(Keys::new(keys.iter().map(String::as_str)))
+}
+
+/// The folder for files and batches. One that was named has to be there; without the usual one the rest of the server
+/// works, and says why this does not.
+fn jobs(args: &ServeArgs, id: &str) -> Result<Result<Jobs, String>, Failure> {
+    let limits = jobs::Limits {
+        file: args.max_file.0,
+        files: args.max_files.0,
+        line: usize::try_from(args.max_body.0).unwrap_or(usize::MAX),
+        // As many as the scheduler runs of them.
+        places: args.parallel.map_or(Limits::default().running, usize::from).div_ceil(2),
+    };
+    let usual = || {
+        let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+        let name: String = id.chars().map(safe).take(200).collect();
+        // No name of a model leads out of the folder.
+        let name = if name.starts_with('.') { format!("_{name}") } else { name };
+        dirs::state().map(|state| state.join("jobs").join(name))
+    };
+    let Some(dir) = args.jobs.clone().or_else(usual) else {
+        return Ok(Err("this user has no folder for them; name one with --jobs".to_owned()));
+    };
+    match Jobs::open(&dir, limits) {
+        Ok(jobs) => Ok(Ok(jobs)),
+        Err(error) if args.jobs.is_none() => {
+            tracing::warn!("no files and batches: {error}");
+            Ok(Err(error.to_string()))
+        }
+        Err(error @ OpenError::Busy(_)) => Err(Failure::usage(error.to_string())),
+        Err(error) => Err(Failure::runtime(error.to_string())),
+    }
 }
 
 fn served_name(args: &ServeArgs, dir: &Path) -> String {

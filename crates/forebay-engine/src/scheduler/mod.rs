@@ -36,10 +36,14 @@ use job::Events;
 use queue::{Queue, Waiting};
 use watch::Watched;
 
+/// Most [batch](Priority::Batch) jobs that wait. They take nobody's place in the queue, and whoever has many of them
+/// keeps them until some are done.
+const BATCH_QUEUE: usize = 1024;
+
 /// How much is taken on, and what is done in between.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Most jobs that wait, beside what runs; more are refused.
+    /// Most jobs that wait and somebody waits for, beside what runs; more are refused.
     pub queue: usize,
     /// Most jobs that run at the same time, as far as there are KV blocks for all that they may come to need; 0 counts
     /// as 1.
@@ -120,12 +124,17 @@ impl Scheduler {
             let mut queue = self.shared.lock();
             queue.open()?;
             // What comes while there are places does not wait.
-            if queue.waiting() >= limits.queue + queue.free() {
+            let waiting = queue.waiting_of(job.priority);
+            let room = match job.priority {
+                Priority::Interactive => limits.queue,
+                Priority::Batch => BATCH_QUEUE,
+            };
+            if waiting >= room + queue.free() {
                 queue.totals.refused += 1;
                 let retry_after = queue.wait(Instant::now()).unwrap_or(Duration::from_secs(1));
-                return Err(Refused::QueueFull { waiting: queue.waiting(), retry_after });
+                return Err(Refused::QueueFull { waiting, retry_after });
             }
-            queue.reserve()
+            queue.reserve(job.priority)
         };
         let Job { prompt, max_tokens, sampling, stops, constraint, priority, cancel, events } = job;
         let mut events = Events::new(events);

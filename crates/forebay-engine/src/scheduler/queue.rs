@@ -124,8 +124,8 @@ pub struct SchedulerState {
 pub(super) struct Queue {
     health: Health,
     waiting: VecDeque<Waiting>,
-    /// Jobs that were taken on and are about to be pushed.
-    reserved: usize,
+    /// Jobs that were taken on and are about to be pushed: those that somebody waits for, and batch work.
+    reserved: [usize; 2],
     running: Vec<Running>,
     /// Jobs that may run at once.
     places: usize,
@@ -152,7 +152,7 @@ impl Queue {
         let mut queue = Self {
             health: Health::Ready,
             waiting: VecDeque::new(),
-            reserved: 0,
+            reserved: [0; 2],
             running: Vec::new(),
             places,
             next_id: 1,
@@ -195,7 +195,13 @@ impl Queue {
 
     /// Jobs whose turn has not come.
     pub fn waiting(&self) -> usize {
-        self.waiting.len() + self.reserved
+        self.waiting.len() + self.reserved.iter().sum::<usize>()
+    }
+
+    /// Those of one priority.
+    pub fn waiting_of(&self, priority: Priority) -> usize {
+        let waiting = self.waiting.iter().filter(|waiting| waiting.priority == priority).count();
+        waiting + self.reserved[usize::from(priority == Priority::Batch)]
     }
 
     /// Places that are free, for those that wait or for others.
@@ -204,18 +210,23 @@ impl Queue {
     }
 
     /// A name and a place for a job; how many are ahead of it.
-    pub fn reserve(&mut self) -> (JobId, usize) {
-        let ahead = self.waiting() + self.running.len();
+    pub fn reserve(&mut self, priority: Priority) -> (JobId, usize) {
+        // Batch work that waits does so behind everybody.
+        let waiting = match priority {
+            Priority::Interactive => self.waiting_of(priority),
+            Priority::Batch => self.waiting(),
+        };
+        let ahead = waiting + self.running.len();
         let id = JobId(self.next_id);
         self.next_id += 1;
-        self.reserved += 1;
+        self.reserved[usize::from(priority == Priority::Batch)] += 1;
         self.totals.submitted += 1;
         (id, ahead)
     }
 
     /// Puts a job into its reserved place, or gives it back where that is no more.
     pub fn push(&mut self, waiting: Waiting) -> Result<(), Box<(Waiting, JobError)>> {
-        self.reserved -= 1;
+        self.reserved[usize::from(waiting.priority == Priority::Batch)] -= 1;
         match &self.health {
             Health::Ready => {
                 self.waiting.push_back(waiting);
@@ -368,13 +379,14 @@ impl Queue {
         self.rates.learn(stats);
     }
 
-    /// How long a job that came now would wait.
+    /// How long a job would wait that somebody waits for and that came now.
     pub fn wait(&self, now: Instant) -> Option<Duration> {
-        if self.waiting() < self.free() {
+        if self.waiting_of(Priority::Interactive) < self.free() {
             return Some(Duration::ZERO);
         }
         let running = self.running.iter().map(|job| Some(job.expected?.saturating_sub(now - job.since)));
-        let waiting = self.waiting.iter().map(|job| self.expected(job));
+        let first = self.waiting.iter().filter(|job| job.priority == Priority::Interactive);
+        let waiting = first.map(|job| self.expected(job));
         // Those that run at once share the work of all: a place is free when its part of that is done.
         let work = running.chain(waiting).sum::<Option<Duration>>()?;
         Some(work / u32::try_from(self.places).unwrap_or(u32::MAX))
@@ -441,7 +453,7 @@ impl Queue {
     }
 
     pub fn state(&self, queue: usize) -> SchedulerState {
-        let waiting_batch = self.waiting.iter().filter(|job| job.priority == Priority::Batch).count();
+        let waiting_batch = self.waiting_of(Priority::Batch);
         SchedulerState {
             health: self.health.clone(),
             waiting: self.waiting() - waiting_batch,

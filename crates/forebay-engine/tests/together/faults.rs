@@ -109,6 +109,49 @@ fn a_disk_that_fails_now_and_then_never_makes_a_wrong_token() {
     assert!(good >= 30 && failed >= 30, "{good} good, {failed} failed");
 }
 
+/// The same with the bundled model, few slots, and more than a hundred requests at once: those that a read failed for say
+/// so, all others have their bits, and so has everybody once the disk is well again.
+#[test]
+fn a_hundred_requests_over_a_disk_that_fails_now_and_then() {
+    let dir = common::demo();
+    let mut options = EngineOptions { context: Some(128), sequences: 8, ..EngineOptions::default() };
+    options.io.access = Some(Access::Buffered);
+    let plan = inspect(&dir, &options).unwrap().plan.unwrap();
+    options.memory = Some(ByteSize((plan.minimum + plan.everything) / 2));
+    let (mut engine, disks) = faulty(&dir, options);
+    let mut all: Vec<Script> = (0..14).flat_map(|round| scripts(&mut Rng::new(round), 8000, 8)).collect();
+    for script in &mut all {
+        (script.cancel_at, script.after, script.tokens) = (None, 0, 1 + script.tokens / 4);
+    }
+    let want: Vec<_> = all.iter().map(|script| alone(&mut engine, script).unwrap()).collect();
+    let limits = Limits { queue: all.len(), ..limits(8) };
+    let (mut good, mut failed) = (0, 0);
+    for errors in [10, 0] {
+        disks.iter().for_each(|disk| disk.set(Faults { seed: 5, errors, ..Faults::default() }));
+        let (told, back) = run(engine, limits, &all);
+        engine = back;
+        for (told, want) in told.iter().zip(&want) {
+            let (found, end) = answer(told);
+            assert_eq!(found[..], want[..found.len()]);
+            match end {
+                Ok(finish) => {
+                    assert_eq!((finish, found.len()), (Finish::Length, want.len()));
+                    good += usize::from(errors > 0);
+                }
+                Err(error) => {
+                    assert!(
+                        errors > 0 && error.contains("expert") && error.contains("safetensors"),
+                        "{error}"
+                    );
+                    failed += 1;
+                }
+            }
+        }
+        check_slabs(&mut engine);
+    }
+    assert!(good >= 10 && failed >= 1 && good + failed == all.len(), "{good} good, {failed} failed");
+}
+
 /// A token whose embedding is no number ends the sequences that have it, at their own position, and nobody else.
 #[test]
 fn a_value_that_is_not_finite_ends_its_own_sequence() {

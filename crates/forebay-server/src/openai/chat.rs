@@ -7,6 +7,7 @@ use axum::response::Response;
 use forebay_text::ChatMessage;
 use serde_json::{Map, Value, json};
 
+use super::once::Once;
 use super::{call, finish_reason, logprobs, usage};
 use crate::app::App;
 use crate::ask::{Ask, Input};
@@ -115,23 +116,30 @@ fn check_fields(at: usize, message: &Value) -> Result<(), ApiError> {
 /// Answers a conversation.
 pub async fn answer(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let request = Request::read(body, &app)?;
-    let running = run::start(&app, request.ask, request.streams).await?;
-    if request.streams {
-        let wire = ChatWire {
-            head: Head::new(&app, "chat.completion.chunk"),
-            app: Arc::clone(&app),
-            usage: request.usage,
-            progress: request.progress,
-            logprobs: request.logprobs,
-            prompt_tokens: running.prompt_tokens,
-            choices: vec![Choice::default(); running.choices],
-        };
-        return Ok(stream::response(&app, running, wire, Kind::Events));
+    if !request.streams {
+        let Once { value, headers } = once(&app, request).await?;
+        return Ok(stream::json(&value, headers));
     }
+    let running = run::start(&app, request.ask, true).await?;
+    let wire = ChatWire {
+        head: Head::new(&app, "chat.completion.chunk"),
+        app: Arc::clone(&app),
+        usage: request.usage,
+        progress: request.progress,
+        logprobs: request.logprobs,
+        prompt_tokens: running.prompt_tokens,
+        choices: vec![Choice::default(); running.choices],
+    };
+    Ok(stream::response(&app, running, wire, Kind::Events))
+}
+
+/// Answers a conversation in one piece.
+pub async fn once(app: &Arc<App>, request: Request) -> Result<Once, ApiError> {
+    let running = run::start(app, request.ask, false).await?;
     let headers = stream::forecast_headers(&running);
     let prompt_tokens = running.prompt_tokens;
     let answers = running.collect().await?;
-    Ok(stream::json(&whole(&app, prompt_tokens, &answers, request.logprobs), headers))
+    Ok(Once { value: whole(app, prompt_tokens, &answers, request.logprobs), headers })
 }
 
 /// The response to a conversation in one piece.

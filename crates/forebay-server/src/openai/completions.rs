@@ -7,6 +7,7 @@ use axum::response::Response;
 use serde_json::{Map, Value, json};
 
 use super::chat::{Head, labels, progress};
+use super::once::Once;
 use super::{finish_reason, tokens, usage};
 use crate::app::App;
 use crate::ask::{Ask, Input};
@@ -81,35 +82,42 @@ fn prompt(value: Value, app: &App) -> Result<Input, ApiError> {
 /// Continues a text.
 pub async fn answer(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let request = Request::read(body, &app)?;
-    let with_logprobs = request.ask.sampling.logprobs.is_some();
-    let running = run::start(&app, request.ask, request.streams).await?;
-    let prompt_tokens = running.prompt_tokens;
-    if request.streams {
-        let wire = TextWire {
-            head: Head::new(&app, "text_completion"),
-            app: Arc::clone(&app),
-            usage: request.usage,
-            progress: request.progress,
-            prompt_tokens,
-            offsets: vec![0; running.choices],
-            ends: Vec::new(),
-        };
-        return Ok(stream::response(&app, running, wire, Kind::Events));
+    if !request.streams {
+        let Once { value, headers } = once(&app, request).await?;
+        return Ok(stream::json(&value, headers));
     }
+    let running = run::start(&app, request.ask, true).await?;
+    let wire = TextWire {
+        head: Head::new(&app, "text_completion"),
+        app: Arc::clone(&app),
+        usage: request.usage,
+        progress: request.progress,
+        prompt_tokens: running.prompt_tokens,
+        offsets: vec![0; running.choices],
+        ends: Vec::new(),
+    };
+    Ok(stream::response(&app, running, wire, Kind::Events))
+}
+
+/// Continues a text in one piece.
+pub async fn once(app: &Arc<App>, request: Request) -> Result<Once, ApiError> {
+    let with_logprobs = request.ask.sampling.logprobs.is_some();
+    let running = run::start(app, request.ask, false).await?;
+    let prompt_tokens = running.prompt_tokens;
     let headers = stream::forecast_headers(&running);
     let answers = running.collect().await?;
     let choices: Vec<Value> = answers
         .iter()
         .enumerate()
         .map(|(index, answer)| {
-            let shown = with_logprobs.then(|| logprobs(&answer.tokens, &mut 0, &app));
+            let shown = with_logprobs.then(|| logprobs(&answer.tokens, &mut 0, app));
             choice(index, &answer.content(), shown, Some(answer.reason()))
         })
         .collect();
     let ends = answers.iter().filter_map(|answer| answer.end.as_ref());
     let usage = usage(prompt_tokens, ends);
-    let whole = Head::new(&app, "text_completion").object(json!({"choices": choices, "usage": usage}));
-    Ok(stream::json(&whole, headers))
+    let value = Head::new(app, "text_completion").object(json!({"choices": choices, "usage": usage}));
+    Ok(Once { value, headers })
 }
 
 fn choice(index: usize, text: &str, logprobs: Option<Value>, finish: Option<Reason>) -> Value {

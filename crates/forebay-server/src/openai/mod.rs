@@ -1,8 +1,12 @@
-//! The interface of OpenAI: models, chat, completions, responses; and what vLLM adds.
+//! The interface of OpenAI: models, chat, completions, responses, files, batches; and what vLLM adds.
 
+pub mod batches;
 pub mod chat;
 pub mod completions;
+pub mod files;
 pub mod models;
+pub mod once;
+pub mod pages;
 pub mod responses;
 pub mod tokens;
 

@@ -10,6 +10,7 @@ use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::arguments;
+use super::once::Once;
 use crate::app::App;
 use crate::body::JsonBody;
 use crate::error::ApiError;
@@ -18,23 +19,25 @@ use crate::pipe::{Call, Part};
 use crate::run::{self, Ended, Reason};
 use crate::stream::{self, Kind};
 
-use read::Request;
+pub use read::Request;
 use wire::ResponseWire;
 
 /// Answers a conversation.
 pub async fn answer(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
-    let Request { ask, streams, echo } = Request::read(body, &app)?;
-    let running = run::start(&app, ask, streams).await?;
-    let head = Head {
-        id: format!("resp_{}", ids::random()),
-        created: ids::now(),
-        model: app.model.id.clone(),
-        echo,
-    };
-    if streams {
-        let wire = ResponseWire::new(head, running.prompt_tokens);
-        return Ok(stream::response(&app, running, wire, Kind::Events));
+    let request = Request::read(body, &app)?;
+    if !request.streams {
+        let Once { value, headers } = once(&app, request).await?;
+        return Ok(stream::json(&value, headers));
     }
+    let running = run::start(&app, request.ask, true).await?;
+    let wire = ResponseWire::new(Head::new(&app, request.echo), running.prompt_tokens);
+    Ok(stream::response(&app, running, wire, Kind::Events))
+}
+
+/// Answers a conversation in one piece.
+pub async fn once(app: &Arc<App>, request: Request) -> Result<Once, ApiError> {
+    let running = run::start(app, request.ask, false).await?;
+    let head = Head::new(app, request.echo);
     let headers = stream::forecast_headers(&running);
     let prompt_tokens = running.prompt_tokens;
     let answer = running.collect().await?.into_iter().next().unwrap_or_default();
@@ -49,7 +52,7 @@ pub async fn answer(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Re
             Part::Call(call) => call_item(call, &arguments(call), "completed"),
         });
     }
-    Ok(stream::json(&head.response(output, answer.end.as_ref(), prompt_tokens), headers))
+    Ok(Once { value: head.response(output, answer.end.as_ref(), prompt_tokens), headers })
 }
 
 /// What all objects of a response say.
@@ -62,6 +65,11 @@ struct Head {
 }
 
 impl Head {
+    /// The head of a new response.
+    fn new(app: &App, echo: Value) -> Self {
+        Self { id: format!("resp_{}", ids::random()), created: ids::now(), model: app.model.id.clone(), echo }
+    }
+
     /// The response; without an end it is under way.
     fn response(&self, output: Vec<Value>, end: Option<&Ended>, prompt_tokens: usize) -> Value {
         let cut = end.is_some_and(|end| end.reason == Reason::Length);

@@ -52,6 +52,16 @@ pub struct ServeArgs {
     /// Largest body of a request
     #[arg(long, value_name = "SIZE", default_value = "16MiB", help_heading = "Server")]
     pub max_body: ByteSize,
+    /// The folder for files and batches, which outlive the server [default: one for the model's name in the user's
+    /// folder for state]
+    #[arg(long, value_name = "DIR", help_heading = "Server")]
+    pub jobs: Option<PathBuf>,
+    /// Largest file of a batch's requests
+    #[arg(long, value_name = "SIZE", default_value = "200MB", help_heading = "Server")]
+    pub max_file: ByteSize,
+    /// Room for all files of requests and results; where it is used up, no more files are taken
+    #[arg(long, value_name = "SIZE", default_value = "10GB", help_heading = "Server")]
+    pub max_files: ByteSize,
     /// Seconds that a client has to send a request, and to take what is sent
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Server")]
     pub client_timeout: u32,

@@ -24,9 +24,10 @@ impl Server {
         Self::with(&[])
     }
 
-    pub fn with(args: &[&str]) -> Self {
+    fn command(args: &[&str]) -> Command {
         let scratch = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
-        let mut child = Command::new(env!("CARGO_BIN_EXE_forebay"))
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command
             .args(["serve", "--port", "0", "--threads", "2", "--log", "warn"])
             .args(args)
             .env_remove("FOREBAY_MODEL")
@@ -35,9 +36,51 @@ impl Server {
             .env("XDG_STATE_HOME", scratch.join("state"))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the binary starts");
+            .stderr(Stdio::piped());
+        command
+    }
+
+    pub fn with(args: &[&str]) -> Self {
+        Self::run(Self::command(args))
+    }
+
+    /// A server to which limits can be set: it is told when it exceeds one, instead of being ended.
+    #[cfg(target_os = "linux")]
+    pub fn limitable(args: &[&str]) -> Self {
+        let plain = Self::command(args);
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", "trap '' XFSZ; exec \"$@\"", "sh"])
+            .arg(plain.get_program())
+            .args(plain.get_args());
+        for (name, value) in plain.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self::run(command)
+    }
+
+    /// Limits the size of files that the server writes.
+    #[cfg(target_os = "linux")]
+    pub fn limit_files(&self, bytes: &str) {
+        let args = ["--pid", &self.child.id().to_string(), &format!("--fsize={bytes}:")];
+        assert!(Command::new("prlimit").args(args).status().expect("util-linux is there").success());
+    }
+
+    /// The most memory that it ever had, in bytes.
+    #[cfg(target_os = "linux")]
+    pub fn peak_memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+        let kilobytes: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
+        kilobytes << 10
+    }
+
+    fn run(mut command: Command) -> Self {
+        let mut child = command.spawn().expect("the binary starts");
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("piped"))
             .read_line(&mut line)
@@ -109,6 +152,18 @@ impl Server {
         assert!(
             Command::new("kill").args([&format!("-{name}"), &pid]).status().expect("kill starts").success()
         );
+    }
+
+    /// Ends the process as a power failure would: at once.
+    pub fn kill(mut self) {
+        self.child.kill().expect("the process can be killed");
+        self.wait();
+    }
+
+    /// What the server says before it ends by itself.
+    pub fn last_words(args: &[&str]) -> (ExitStatus, String) {
+        let output = Self::command(args).output().expect("the binary starts");
+        (output.status, String::from_utf8(output.stderr).expect("errors are text"))
     }
 
     /// Waits for the end of the process.

@@ -1,10 +1,13 @@
 //! The real server, as programs use it: every interface, its errors, its limits, and its end.
 
 mod anthropic;
+mod batches;
+mod batches_end;
 mod chat;
 mod client;
 mod end;
 mod errors;
+mod files;
 mod formats;
 mod limits;
 mod mutated;
