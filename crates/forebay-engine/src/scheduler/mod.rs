@@ -8,12 +8,13 @@
 //! - `rates`: what was measured, and what it says about the next job.
 //! - `worker`: the engine's thread, which runs passes over the rows of several jobs.
 //! - `compose`: whose rows those are. `sequence`: one job between two passes.
-//! - `watch`: what somebody sees who looks at all this.
+//! - `watch`: what somebody sees who looks at all this; `reuse`: what caches of other sizes would have held.
 
 mod compose;
 mod job;
 mod queue;
 mod rates;
+mod reuse;
 mod sequence;
 mod watch;
 mod worker;
@@ -28,6 +29,7 @@ use crate::plan::MOST_SEQUENCES;
 
 pub use job::{Forecast, Job, JobError, JobEvent, JobId, Priority, Refused};
 pub use queue::{Health, SchedulerState, Totals};
+pub use reuse::Reuse;
 pub use watch::{About, Cell, EndedJob, JobState, RunJob, SeenPass, SparseLayer, View};
 
 use job::Events;
@@ -186,7 +188,7 @@ impl Scheduler {
     pub fn look(&self) -> View {
         let watch = &self.shared.watch;
         watch.looked();
-        let (cells, watched) = watch.experts();
+        let (cells, watched, reuse) = watch.experts();
         let layers_done = watch.progress();
         let queue = self.shared.lock();
         let [prefill, decode] = queue.last_passes;
@@ -199,6 +201,7 @@ impl Scheduler {
             layers_done,
             cells,
             watched,
+            reuse,
         }
     }
 
