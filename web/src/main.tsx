@@ -74,7 +74,9 @@ function Head({ feed }: { feed: Feed }) {
   else if (state && running + waiting > 0) {
     [kind, text] = ["busy", waiting > 0 ? `${running} running, ${waiting} waiting` : `${running} running`];
   } else if (state) [kind, text] = ["good", "idle"];
-  const detail = feed.trouble === "gone" ? feed.message : state?.reason;
+  let problem = "";
+  if (feed.trouble === "gone") problem = `No connection (${feed.message}). What is shown is what was known last; the page tries again by itself.`;
+  else if (state?.health === "failed") problem = `The engine has stopped: ${state.reason ?? "no reason is known"}. Restart the server.`;
   return (
     <header>
       <h1>
@@ -91,9 +93,14 @@ function Head({ feed }: { feed: Feed }) {
           </>
         )}
       </p>
-      <p class={`status ${kind}`} role="status" title={detail ?? undefined}>
+      <p class={`status ${kind}`} role="status">
         <i aria-hidden="true" /> {text}
       </p>
+      {problem && (
+        <p class="problem" role="alert">
+          {problem}
+        </p>
+      )}
     </header>
   );
 }

@@ -35,6 +35,12 @@ export function Requests({ state }: { state: State | null }) {
         {recent.length === 0 ? (
           <p class="quiet">No request has ended yet.</p>
         ) : (
+          <p class="quiet">
+            Times to the first token count from the turn of a request, tokens a second from behind its first token. A
+            forecast is what was said when its turn came.
+          </p>
+        )}
+        {recent.length > 0 && (
           <div class="scroll" tabIndex={0} role="region" aria-label="Requests that ended">
             <table class="numbers">
               <thead>
@@ -43,18 +49,8 @@ export function Requests({ state }: { state: State | null }) {
                   <th scope="col">prompt</th>
                   <th scope="col">answer</th>
                   <th scope="col">waited</th>
-                  <th scope="col" title="from its turn to its first token">
-                    first token
-                  </th>
-                  <th scope="col" title="what was said of that when its turn came">
-                    forecast
-                  </th>
-                  <th scope="col" title="behind the first token">
-                    tokens/s
-                  </th>
-                  <th scope="col" title="what was said of that when its turn came">
-                    forecast
-                  </th>
+                  <th scope="col">first token</th>
+                  <th scope="col">tokens/s</th>
                 </tr>
               </thead>
               <tbody>
@@ -157,18 +153,24 @@ function Past({ job }: { job: Ended }) {
   return (
     <tr>
       <th scope="row">
-        {job.id} <span class={`how ${job.how}`}>{job.how}</span>
+        {job.id} <small class={`how ${job.how}`}>{job.how}</small>
       </th>
       <td>
-        {count(job.prompt_tokens)}
-        {job.reused > 0 && <small> {count(job.reused)} known</small>}
+        {count(job.prompt_tokens)} {job.reused > 0 && <small>{count(job.reused)} known</small>}
       </td>
       <td>{stats ? count(stats.new_tokens) : "none"}</td>
       <td>{time(job.waited_ms)}</td>
-      <td>{time(stats?.first_token_ms)}</td>
-      <td class="expected">{time(job.forecast.first_token_ms)}</td>
-      <td>{plain(rate)}</td>
-      <td class="expected">{plain(job.forecast.tokens_per_second)}</td>
+      <td>
+        {stats?.first_token_ms == null ? "none" : time(stats.first_token_ms)} <Said text={job.forecast.first_token_ms === null ? null : time(job.forecast.first_token_ms)} />
+      </td>
+      <td>
+        {rate === null ? "none" : plain(rate)} <Said text={job.forecast.tokens_per_second === null ? null : plain(job.forecast.tokens_per_second)} />
+      </td>
     </tr>
   );
+}
+
+/** What was said beforehand, under what came. */
+function Said({ text }: { text: string | null }) {
+  return <small>{text === null ? "no forecast" : `forecast ${text}`}</small>;
 }
