@@ -136,8 +136,8 @@ function Tiers({ state }: { state: State }) {
       <ul class="facts">
         <li>
           <b>{bytes(experts.bytes)}</b> read for answers since the start
-          {experts.warm_up_bytes > 0 && `, ${bytes(experts.warm_up_bytes)} to warm up`}
-          {experts.wasted_bytes > 0 && `, of these ${bytes(experts.wasted_bytes)} ahead in vain`}
+          {experts.wasted_bytes > 0 && `, ${bytes(experts.wasted_bytes)} of them ahead and in vain`}
+          {experts.warm_up_bytes > 0 && `; ${bytes(experts.warm_up_bytes)} to warm up`}
         </li>
         {experts.read_p50_us !== null && (
           <li>
