@@ -70,6 +70,7 @@ export function plural(n: number, one: string, more = `${one}s`): string {
 }
 
 function digits(value: number, most: number): string {
+  if (value >= 999.5) return count(value);
   const places = value >= 99.95 ? 0 : value >= 9.995 ? Math.min(most, 1) : most;
   return value.toFixed(places);
 }

@@ -172,13 +172,15 @@ function One({ batch, onCancel, onDownload }: OneProps) {
         {counts.total > 0 && (
           <>
             <b>{count(counts.completed)}</b> of {plural(counts.total, "request")} answered
-            {counts.failed > 0 && `, ${count(counts.failed)} failed`};{" "}
+            {counts.failed > 0 && `, ${count(counts.failed)} failed`}
+            {batch.forebay?.running ? `, ${count(batch.forebay.running)} under way` : ""};{" "}
           </>
         )}
         {isOpen(batch) && batch.status === "in_progress" && (eta == null ? "how long it takes is unknown yet; " : `about ${time(1000 * eta)} left; `)}
         given {moment(batch.created_at)}
         {ended !== null && `, ended ${moment(ended)}`}
       </p>
+      {batch.forebay?.paused && <p class="error">It waits: {batch.forebay.paused}</p>}
       {wrong.slice(0, 3).map((text) => (
         <p key={text} class="error">
           {text}

@@ -16,7 +16,7 @@ export interface Batch {
   expired_at?: number | null;
   request_counts?: { total: number; completed: number; failed: number } | null;
   errors?: { data?: { line?: number | null; message?: string | null; code?: string | null }[] | null } | null;
-  forebay?: { eta_seconds?: number | null } | null;
+  forebay?: { eta_seconds?: number | null; running?: number; tokens_per_second?: number | null; paused?: string | null } | null;
 }
 
 /** What the list holds; null where the server has no such routes. */

@@ -1,6 +1,6 @@
 // What the browser tests share: the server, the browser, and pages that complain about everything a page should not do.
 import assert from "node:assert/strict";
-import { spawn } from "node:child_process";
+import { spawn, spawnSync } from "node:child_process";
 import { mkdtemp, readFile, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -27,20 +27,30 @@ const axe = await readFile(`${here}../node_modules/axe-core/axe.min.js`, "utf8")
 const folder = await mkdtemp(join(tmpdir(), "forebay-page-"));
 let servers = 0;
 
+/** The world of server number `at`: whatever it keeps lies in the folder of this run. */
+const world = (at) => ({
+  ...process.env,
+  FOREBAY_CACHE: join(folder, "cache"),
+  FOREBAY_MODEL: "",
+  FOREBAY_API_KEY: "",
+  HOME: join(folder, `home-${at}`),
+  XDG_CACHE_HOME: join(folder, `cache-${at}`),
+  XDG_DATA_HOME: join(folder, `data-${at}`),
+  XDG_STATE_HOME: join(folder, `state-${at}`),
+});
+
+/** Measures the machine for the server that is started next. */
+function tune() {
+  const { status, stderr } = spawnSync(options.bin, ["tune"], { env: world(servers + 1), encoding: "utf8" });
+  if (status !== 0) throw new Error(`forebay tune failed: ${stderr}`);
+}
+
 /** Starts the server on a free port, with the bundled model and an empty place for what it keeps. */
-export async function serve(...more) {
+async function serve(...more) {
   servers += 1;
   const args = ["serve", "--port", "0", "--log", "error", "--memory", "44M", "--drain-timeout", "1", ...more];
   const child = spawn(options.bin, args, {
-    env: {
-      ...process.env,
-      FOREBAY_CACHE: join(folder, "cache"),
-      FOREBAY_MODEL: "",
-      // Whatever it keeps lies in here.
-      HOME: join(folder, `home-${servers}`),
-      XDG_DATA_HOME: join(folder, `data-${servers}`),
-      XDG_STATE_HOME: join(folder, `state-${servers}`),
-    },
+    env: world(servers),
     stdio: ["ignore", "pipe", "inherit"],
   });
   const ended = new Promise((resolve) => child.once("exit", resolve));
@@ -167,12 +177,13 @@ export async function shoot(page, name) {
   if (options.screenshots) await page.screenshot({ path: join(options.screenshots, `${name}.png`) });
 }
 
-/** Runs groups of tests, each against a server of its own: how many passed and failed. */
+/** Runs groups of tests, each against a server of its own, on a measured machine if need be: how many passed and failed. */
 export async function run(rounds) {
   let [passed, failed] = [0, 0];
-  for (const [group, more] of rounds) {
+  for (const { tests: group, more = [], tuned = false } of rounds) {
     const chosen = Object.entries(group).filter(([name]) => name.includes(options.only));
     if (chosen.length === 0) continue;
+    if (tuned) tune();
     const server = await serve(...more);
     for (const [name, test] of chosen) {
       try {

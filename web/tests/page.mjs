@@ -313,12 +313,12 @@ const tests = {
       },
     });
     await page.locator("canvas").waitFor();
-    await page.waitForTimeout(1000);
+    await page.waitForFunction(() => globalThis.draws.length > 0 && performance.now() - globalThis.draws.at(-1) > 500);
     const draws = await page.evaluate(() => globalThis.draws);
     const frames = draws.length - 1;
     const ms = draws.at(-1) - draws[0];
     // The glow fades in 0.7 s, a draw a frame; how many frames a busy machine gives is not the page's doing.
-    assert.ok(frames >= 5, `${frames} frames`);
+    assert.ok(frames >= 2, `${frames} frames`);
     const { width, height, pixels } = await mapPixels(page);
     assert.deepEqual([width, height], [256, 76]);
     assert.ok(pixels.every((pixel) => pixel !== 0), "every expert has its place");
@@ -383,10 +383,11 @@ const slow = {
     await shoot(page, "dashboard-prefill");
     await page.getByRole("button", { name: "Stop" }).click();
     await last(page).getByText("stopped by you").waitFor();
-    const began = performance.now();
     await idle(page);
-    assert.ok(performance.now() - began < 5000, "the engine stopped too");
     await page.locator(".requests").getByText("cancelled", { exact: true }).waitFor();
+    const [ended] = (await (await fetch(`${url}/dashboard/state`)).json()).recent;
+    assert.equal(ended.how, "cancelled");
+    assert.ok(ended.stats.computed < ended.prompt_tokens && ended.stats.new_tokens === 0, "the engine stopped too");
     // The next one is answered.
     await page.getByRole("button", { name: "New conversation" }).click();
     await ask(page, "What is 2+2?");
@@ -432,6 +433,7 @@ const pictures = {
     for (const [name, size, scheme, shown] of [
       ["dashboard-light", DESK, "light", "Engine"],
       ["dashboard-dark", DESK, "dark", "Engine"],
+      ["dashboard-time", DESK, "light", "Engine"],
       ["dashboard-requests", DESK, "light", "Requests"],
       ["dashboard-phone", PHONE, "light", "Chat"],
       ["dashboard-phone-engine", PHONE, "dark", "Engine"],
@@ -450,6 +452,7 @@ const pictures = {
       }
       if (shown !== "Chat") await view(page, shown);
       await page.waitForTimeout(300);
+      if (name === "dashboard-time") await page.locator(".time").evaluate((found) => found.scrollIntoView());
       await shoot(page, name);
       assert.deepEqual(wrong, []);
       await page.close();
@@ -459,10 +462,10 @@ const pictures = {
 
 try {
   const { passed, failed } = await run([
-    [{ ...tests, ...overnightStub, ...overnight }, []],
-    [slow, ["--throttle-disk", "3M"]],
-    [locked, ["--api-key", "sesame"]],
-    ...(options.screenshots ? [[pictures, ["--throttle-disk", "60M"]]] : []),
+    { tests: { ...tests, ...overnightStub, ...overnight } },
+    { tests: slow, more: ["--throttle-disk", "3M"] },
+    { tests: locked, more: ["--api-key", "sesame"] },
+    ...(options.screenshots ? [{ tests: pictures, tuned: true }] : []),
   ]);
   console.log(`${passed} passed, ${failed} failed`);
   process.exitCode = failed > 0 || passed === 0 ? 1 : 0;

@@ -3,6 +3,7 @@
 mod anthropic;
 mod chat;
 mod client;
+mod dashboard;
 mod end;
 mod errors;
 mod formats;
