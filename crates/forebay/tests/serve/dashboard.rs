@@ -80,10 +80,10 @@ fn events_come_when_something_changes() {
             assert!(stream.read_line(&mut line).unwrap() > 0, "the stream ended");
             if let Some(found) = line.trim_end().strip_prefix("event: ") {
                 name = found.to_owned();
-            } else if let Some(data) = line.trim_end().strip_prefix("data: ") {
-                if done(&name, &serde_json::from_str(data).unwrap()) {
-                    return;
-                }
+            } else if let Some(data) = line.trim_end().strip_prefix("data: ")
+                && done(&name, &serde_json::from_str(data).unwrap())
+            {
+                return;
             }
         }
     };
