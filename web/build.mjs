@@ -1,8 +1,10 @@
-// Builds the page into the folder that the server embeds. The result depends on the sources and the lock file alone.
+// Builds the page into the folder that the server embeds, or another one: node build.mjs [FOLDER]. The result depends on
+// the sources and the lock file alone.
 import { build } from "esbuild";
 import { copyFile, readFile } from "node:fs/promises";
+import { resolve } from "node:path";
 
-const assets = new URL("../crates/forebay-server/assets/", import.meta.url).pathname;
+const assets = process.argv[2] ? `${resolve(process.argv[2])}/` : new URL("../crates/forebay-server/assets/", import.meta.url).pathname;
 const here = new URL("./", import.meta.url).pathname;
 
 // The licence of what is bundled asks to come along.

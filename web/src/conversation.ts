@@ -148,9 +148,12 @@ export function toSend(messages: Message[], system: string): object[] {
   return system.trim() === "" ? sent : [{ role: "system", content: system }, ...sent];
 }
 
+/** Milliseconds below which a rate is chance: what came at once had gathered on its way. */
+const LEAST = 100;
+
 /** Tokens per second behind the first one; null where that says nothing. */
 export function tokensPerSecond(facts: Facts): number | null {
   if (facts.tokens === null || facts.tokens < 2 || facts.firstAt === null || facts.lastAt === null) return null;
-  const seconds = (facts.lastAt - facts.firstAt) / 1000;
-  return seconds > 0 ? (facts.tokens - 1) / seconds : null;
+  const ms = facts.lastAt - facts.firstAt;
+  return ms >= LEAST ? (1000 * (facts.tokens - 1)) / ms : null;
 }

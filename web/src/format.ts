@@ -32,6 +32,14 @@ export function time(ms: number | null | undefined): string {
   return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
+/** A moment, in seconds since 1970, by the clock of whoever reads; with its day where that is not today. */
+export function moment(seconds: number, now = new Date()): string {
+  const then = new Date(1000 * seconds);
+  const clock = then.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
+  if (then.toDateString() === now.toDateString()) return `at ${clock}`;
+  return `on ${then.toLocaleDateString("en-GB", { day: "numeric", month: "short" })} at ${clock}`;
+}
+
 /** A share between 0 and 1. */
 export function percent(value: number | null | undefined): string {
   if (value == null || !Number.isFinite(value)) return unknown;
@@ -62,6 +70,7 @@ export function plural(n: number, one: string, more = `${one}s`): string {
 }
 
 function digits(value: number, most: number): string {
+  if (value >= 999.5) return count(value);
   const places = value >= 99.95 ? 0 : value >= 9.995 ? Math.min(most, 1) : most;
   return value.toFixed(places);
 }

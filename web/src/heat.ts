@@ -69,8 +69,8 @@ export function palette(dark: boolean): Uint32Array {
   return table;
 }
 
-/** Steps from no glow to full glow. */
-export const LEVELS = 16;
+/** Steps from no glow to full glow: one a frame, as long as it takes to fade. */
+export const LEVELS = 42;
 
 /** Writes a map into pixels; `glow` has the level of each cell. Cells that a layer does not have stay clear. */
 export function paint(pixels: Uint32Array, cells: Uint8Array, glow: Uint8Array, shape: Grid, colours: Uint32Array) {

@@ -43,7 +43,8 @@ export function Heat({ map }: { map: ExpertMap | null }) {
     const step = (now: number) => {
       const faded = Math.floor(((now - before) / FADE) * LEVELS);
       if (faded > 0) {
-        before = now;
+        // What is left over counts for the next frame.
+        before += (faded * FADE) / LEVELS;
         const left = fade(levels, faded);
         draw();
         if (!left) return;

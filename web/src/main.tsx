@@ -4,10 +4,12 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { Chat } from "./chat";
 import { Engine } from "./engine";
 import { plural } from "./format";
+import { Jobs } from "./jobs";
 import { Requests } from "./requests";
 import { type Feed, follow, key } from "./server";
 
-const VIEWS = ["Chat", "Engine", "Requests"] as const;
+/** Where there is room the chat stays beside the others. */
+const VIEWS = ["Chat", "Engine", "Requests", "Overnight"] as const;
 
 function App() {
   const [feed, setFeed] = useState<Feed>({ state: null, map: null, trouble: null, message: "" });
@@ -19,14 +21,24 @@ function App() {
     return () => end.abort();
   }, [entry]);
   const needsKey = feed.trouble === "key";
+  const onKeyNeeded = (message: string) => setFeed((feed) => ({ ...feed, trouble: "key", message }));
   return (
     <div class="page" data-view={view}>
       {!needsKey && (
-        <a class="skip" href="#message">
+        <a class="skip" href="#message" onClick={() => setView("Chat")}>
           Skip to the message box
         </a>
       )}
       <Head feed={feed} />
+      {!needsKey && (
+        <nav aria-label="Views">
+          {VIEWS.map((name) => (
+            <button key={name} type="button" aria-current={view === name ? "page" : undefined} onClick={() => setView(name)}>
+              {name}
+            </button>
+          ))}
+        </nav>
+      )}
       {needsKey ? (
         <KeyForm
           message={feed.message}
@@ -38,24 +50,13 @@ function App() {
         />
       ) : (
         <main>
-          <Chat
-            model={feed.state?.model ?? null}
-            onKeyNeeded={(message) => setFeed((feed) => ({ ...feed, trouble: "key", message }))}
-          />
+          <Chat model={feed.state?.model ?? null} onKeyNeeded={onKeyNeeded} />
           <div class="side" tabIndex={-1}>
             <Engine state={feed.state} map={feed.map} />
             <Requests state={feed.state} />
+            <Jobs shown={view === "Overnight"} onKeyNeeded={onKeyNeeded} />
           </div>
         </main>
-      )}
-      {!needsKey && (
-        <nav aria-label="Views">
-          {VIEWS.map((name) => (
-            <button key={name} type="button" aria-current={view === name ? "page" : undefined} onClick={() => setView(name)}>
-              {name}
-            </button>
-          ))}
-        </nav>
       )}
     </div>
   );
@@ -73,7 +74,9 @@ function Head({ feed }: { feed: Feed }) {
   else if (state && running + waiting > 0) {
     [kind, text] = ["busy", waiting > 0 ? `${running} running, ${waiting} waiting` : `${running} running`];
   } else if (state) [kind, text] = ["good", "idle"];
-  const detail = feed.trouble === "gone" ? feed.message : state?.reason;
+  let problem = "";
+  if (feed.trouble === "gone") problem = `No connection (${feed.message}). What is shown is what was known last; the page tries again by itself.`;
+  else if (state?.health === "failed") problem = `The engine has stopped: ${state.reason ?? "no reason is known"}. Restart the server.`;
   return (
     <header>
       <h1>
@@ -90,9 +93,14 @@ function Head({ feed }: { feed: Feed }) {
           </>
         )}
       </p>
-      <p class={`status ${kind}`} role="status" title={detail ?? undefined}>
+      <p class={`status ${kind}`} role="status">
         <i aria-hidden="true" /> {text}
       </p>
+      {problem && (
+        <p class="problem" role="alert">
+          {problem}
+        </p>
+      )}
     </header>
   );
 }

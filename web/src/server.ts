@@ -15,11 +15,12 @@ export const key = {
 /** A request was refused because the key is missing or wrong. */
 export class KeyNeeded extends Error {}
 
-async function request(path: string, init: RequestInit = {}): Promise<Response> {
+/** Asks with the key; an answer that is none is an error, unless its status is `allowed`. */
+export async function request(path: string, init: RequestInit = {}, allowed: number[] = []): Promise<Response> {
   const headers = new Headers(init.headers);
   if (key.get()) headers.set("authorization", `Bearer ${key.get()}`);
   const response = await fetch(path, { ...init, headers, cache: "no-store", credentials: "omit" });
-  if (response.ok) return response;
+  if (response.ok || allowed.includes(response.status)) return response;
   const body = await response.json().catch(() => null);
   const message: string = body?.error?.message ?? `the server answered ${response.status} ${response.statusText}`;
   if (response.status === 401) throw new KeyNeeded(message);

@@ -21,6 +21,7 @@ export interface Pass {
 
 export interface Expectation {
   budget: number;
+  slots_per_layer: number;
   held: number;
   hit_rate: number;
   disk_bytes: number;
@@ -31,9 +32,12 @@ export interface Expectation {
 
 export interface RunJob {
   ms: number;
+  /** Tokens of the prompt that were known when its turn came. */
   reused: number;
-  to_compute: number;
-  computed: number;
+  /** Tokens of the whole prompt; after it gave its KV blocks up, of all that is run again. */
+  prompt: number;
+  /** Of these, known or computed. */
+  done: number;
   new_tokens: number;
   prefill_ms: number;
   first_token_ms: number | null;
@@ -105,7 +109,7 @@ export interface State {
     planned_slots: number;
     slot_bytes: number | null;
     resident: number | null;
-    kv_blocks: { used: number; all: number };
+    kv_blocks: { used: number; all: number; tokens: number };
     vram: null;
   };
   experts: {
@@ -126,6 +130,8 @@ export interface State {
     number
   >;
   outlook: { context: number; now: Expectation; half: Expectation | null; twice: Expectation | null };
+  /** What a cache of the experts used last would have found, by the slots of the outlook. */
+  reuse: { known: number; first: number; now: number | null; half: number | null; twice: number | null };
   prefill: Pass | null;
   decode: Pass | null;
   queue: number;

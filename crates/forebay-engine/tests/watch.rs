@@ -72,6 +72,7 @@ fn nothing_is_noted_until_somebody_looks() {
     assert_eq!(view.recent.len(), 1);
     assert!(view.prefill.is_some() && view.decode.is_some());
     assert_eq!(view.watched, 0, "nobody had looked");
+    assert_eq!((view.reuse.known(), view.reuse.first), (0, 0));
     // An idle engine shows what it holds soon.
     let view = until(&scheduler, |view| view.cells.is_some());
     let cells = view.cells.unwrap();
@@ -110,6 +111,11 @@ fn uses_are_those_of_the_rows_that_ran() {
         }
         assert!(cells.iter().filter(|cell| cell.resident).count() <= layer.slots);
     }
+    // Each of the three passes that generated used `top_k` experts of each layer, which it had seen before or not.
+    let sparse = about.layers.iter().filter(|layer| (layer.layer as usize) < about.decoder_layers).count();
+    assert_eq!(view.reuse.known() + view.reuse.first, 3 * (about.top_k * sparse) as u64);
+    let most = about.layers.iter().map(|layer| layer.experts).max().unwrap();
+    assert_eq!(view.reuse.hit_rate(most), Some(1.0), "nothing is forgotten where everything fits");
     let decode = view.decode.unwrap();
     assert_eq!((decode.stats.rows, decode.sequences, decode.prompt, decode.tokens), (1, 1, 0, 1));
     let prefill = view.prefill.unwrap();

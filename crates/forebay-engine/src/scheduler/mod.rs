@@ -9,12 +9,13 @@
 //! - `seen`: what of a prompt is probably in the KV cache.
 //! - `worker`: the engine's thread, which runs passes over the rows of several jobs.
 //! - `compose`: whose rows those are. `sequence`: one job between two passes.
-//! - `watch`: what somebody sees who looks at all this.
+//! - `watch`: what somebody sees who looks at all this; `reuse`: what caches of other sizes would have held.
 
 mod compose;
 mod job;
 mod queue;
 mod rates;
+mod reuse;
 mod seen;
 mod sequence;
 mod watch;
@@ -30,6 +31,7 @@ use crate::plan::MOST_SEQUENCES;
 
 pub use job::{Forecast, Job, JobError, JobEvent, JobId, Priority, Refused};
 pub use queue::{Health, SchedulerState, Totals};
+pub use reuse::Reuse;
 pub use watch::{About, Cell, EndedJob, JobState, RunJob, SeenPass, SparseLayer, View};
 
 use job::Events;
@@ -197,7 +199,7 @@ impl Scheduler {
     pub fn look(&self) -> View {
         let watch = &self.shared.watch;
         watch.looked();
-        let (cells, watched) = watch.experts();
+        let (cells, watched, reuse) = watch.experts();
         let layers_done = watch.progress();
         let queue = self.shared.lock();
         let [prefill, decode] = queue.last_passes;
@@ -210,6 +212,7 @@ impl Scheduler {
             layers_done,
             cells,
             watched,
+            reuse,
         }
     }
 

@@ -3,15 +3,18 @@
 //!
 //! Most of it is known anyway. What is not, the uses of every expert, is noted only while somebody looks.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use forebay_model::kv::BLOCK;
 use forebay_model::{Phase, Trace};
 use forebay_tiers::ExpertStore;
 
 use super::job::{Forecast, JobId};
 use super::queue::SchedulerState;
+use super::reuse::{Recent, Reuse};
 use crate::draft::Drafting;
 use crate::engine::Engine;
 use crate::plan::{Plan, Rates};
@@ -43,6 +46,8 @@ pub struct About {
     pub way: (String, String, usize),
     /// Whether tokens are drafted.
     pub drafting: Drafting,
+    /// Tokens of a KV block.
+    pub block_tokens: usize,
 }
 
 /// A layer with routed experts.
@@ -73,6 +78,7 @@ impl About {
             isa: engine.isa().to_string(),
             way: (way.backend.to_string(), way.access.to_string(), way.depth),
             drafting: engine.options().drafting,
+            block_tokens: BLOCK,
         }
     }
 }
@@ -192,6 +198,8 @@ pub struct View {
     pub cells: Option<Vec<Cell>>,
     /// Passes whose uses the cells hold.
     pub watched: u64,
+    /// How soon tokens of answers wanted the same experts again, in these passes.
+    pub reuse: Reuse,
 }
 
 /// What is noted for those who watch.
@@ -208,6 +216,9 @@ pub(super) struct Watched {
 #[derive(Default)]
 struct Map {
     cells: Vec<Cell>,
+    /// Of each layer.
+    recent: Vec<Recent>,
+    reuse: Reuse,
     passes: u64,
     seen: bool,
 }
@@ -215,13 +226,14 @@ struct Map {
 impl Watched {
     pub fn new(about: About) -> Self {
         let cells = vec![Cell::default(); about.layers.iter().map(|layer| layer.experts).sum()];
+        let recent = vec![Recent::default(); about.layers.len()];
         Self {
             about,
             began: Instant::now(),
             until: AtomicU64::new(0),
             layers_done: AtomicUsize::new(0),
             layers: AtomicUsize::new(0),
-            map: Mutex::new(Map { cells, ..Map::default() }),
+            map: Mutex::new(Map { cells, recent, ..Map::default() }),
         }
     }
 
@@ -259,13 +271,13 @@ impl Watched {
         }
     }
 
-    /// Begins to note what a pass uses.
-    pub fn begin(&self) -> Uses<'_> {
+    /// Begins to note what a pass uses, which may do nothing but generate.
+    pub fn begin(&self, generates: bool) -> Uses<'_> {
         let mut map = self.lock();
         map.passes += 1;
         map.seen = true;
         map.cells.iter_mut().for_each(|cell| cell.used = false);
-        Uses { watch: self }
+        Uses { watch: self, generates }
     }
 
     /// Layers done of the pass in progress, and all of them.
@@ -273,22 +285,22 @@ impl Watched {
         (self.layers_done.load(Ordering::Relaxed), self.layers.load(Ordering::Relaxed))
     }
 
-    /// The experts, and the passes whose uses they hold.
-    pub fn experts(&self) -> (Option<Vec<Cell>>, u64) {
+    /// The experts, the passes whose uses they hold, and how soon they were used again.
+    pub fn experts(&self) -> (Option<Vec<Cell>>, u64, Reuse) {
         let map = self.lock();
-        (map.seen.then(|| map.cells.clone()), map.passes)
+        (map.seen.then(|| map.cells.clone()), map.passes, map.reuse.clone())
     }
 
-    /// The cells of a layer of the decoder, if it has any.
-    fn cells<'m>(&self, map: &'m mut Map, wanted: usize) -> &'m mut [Cell] {
+    /// Which of the layers that is, and its cells, if it has any.
+    fn place(&self, wanted: usize) -> Option<(usize, Range<usize>)> {
         let mut start = 0;
-        for layer in &self.about.layers {
+        for (at, layer) in self.about.layers.iter().enumerate() {
             if layer.layer as usize == wanted {
-                return &mut map.cells[start..start + layer.experts];
+                return Some((at, start..start + layer.experts));
             }
             start += layer.experts;
         }
-        &mut []
+        None
     }
 }
 
@@ -304,6 +316,8 @@ fn mark(cells: &mut [Cell], resident: &[u32]) {
 /// Notes which experts a pass uses, layer by layer, as it goes.
 pub(super) struct Uses<'w> {
     watch: &'w Watched,
+    /// Whether the pass does nothing but generate.
+    generates: bool,
 }
 
 impl Trace for Uses<'_> {
@@ -312,17 +326,23 @@ impl Trace for Uses<'_> {
     }
 
     fn resident(&mut self, layer: usize, experts: &[u32]) {
-        mark(self.watch.cells(&mut self.watch.lock(), layer), experts);
+        if let Some((_, cells)) = self.watch.place(layer) {
+            mark(&mut self.watch.lock().cells[cells], experts);
+        }
     }
 
     fn routed(&mut self, layer: usize, _position: usize, experts: &[u32], _weights: &[f32]) {
+        let Some((at, cells)) = self.watch.place(layer) else { return };
         let mut map = self.watch.lock();
-        let cells = self.watch.cells(&mut map, layer);
+        let Map { cells: all, recent, reuse, .. } = &mut *map;
         for &expert in experts {
-            if let Some(cell) = cells.get_mut(expert as usize) {
-                cell.used = true;
-                cell.uses = cell.uses.saturating_add(1);
+            let Some(cell) = all[cells.clone()].get_mut(expert as usize) else { continue };
+            // The rows of a pass share what it reads.
+            if !cell.used {
+                recent[at].touch(expert, self.generates.then_some(&mut *reuse));
             }
+            cell.used = true;
+            cell.uses = cell.uses.saturating_add(1);
         }
     }
 }

@@ -133,7 +133,7 @@ fn pass(engine: &mut Engine, running: &mut Vec<Sequence>, pace: &mut Pace, share
     shared.lock().run_on(running.iter().map(|sequence| (sequence.id, sequence.state())));
     let start = pass_starts(engine);
     // Whoever looks in while a pass runs sees the experts of the next one.
-    let mut uses = shared.watch.is_watched().then(|| shared.watch.begin());
+    let mut uses = shared.watch.is_watched().then(|| shared.watch.begin(prompt == 0));
     let (fared, rows) = run_rows(engine, running, &mut uses, shared);
     judge(engine, running, &fared);
     let stats = pass_stats(engine, rows, &start);

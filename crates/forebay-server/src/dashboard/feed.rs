@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use forebay_engine::scheduler::{Cell, EndedJob, Forecast, Health, JobState, SeenPass, View};
-use forebay_engine::{Bound, Consumer, Expectation, Finish};
+use forebay_engine::{Bound, Consumer, Expectation, Finish, Outlook};
 use forebay_tiers::Counters;
 use serde_json::{Value, json};
 
@@ -64,6 +64,7 @@ pub fn state(app: &App, view: &View) -> Value {
         },
         "prefill": view.prefill.as_ref().map(pass),
         "decode": view.decode.as_ref().map(pass),
+        "reuse": reuse(view, &about.plan.outlook),
         "queue": view.state.queue,
         "layers_done": [view.layers_done.0, view.layers_done.1],
         "jobs": view.jobs.iter().map(|found| job(found, view.layers_done)).collect::<Vec<_>>(),
@@ -120,7 +121,7 @@ fn memory(app: &App, view: &View) -> Value {
         "planned_slots": plan.resident_slots(),
         "slot_bytes": slot_bytes.map(|(_, bytes)| bytes),
         "resident": view.cells.as_ref().map(|cells| cells.iter().filter(|cell| cell.resident).count()),
-        "kv_blocks": {"used": view.state.kv_blocks.0, "all": view.state.kv_blocks.1},
+        "kv_blocks": {"used": view.state.kv_blocks.0, "all": view.state.kv_blocks.1, "tokens": about.block_tokens},
         // Nothing runs on a GPU yet.
         "vram": null,
     })
@@ -162,6 +163,7 @@ fn experts(counters: &Counters) -> Value {
 fn expectation(of: &Expectation) -> Value {
     json!({
         "budget": of.budget,
+        "slots_per_layer": of.slots_per_layer,
         "held": of.held,
         "hit_rate": of.hit_rate,
         "disk_bytes": of.disk_bytes,
@@ -172,6 +174,19 @@ fn expectation(of: &Expectation) -> Value {
             Bound::Memory => "memory",
             Bound::Decoder => "decoder",
         }),
+    })
+}
+
+/// What a cache that keeps the experts used last would have found in memory of the uses that were watched, with as many
+/// slots as the outlook has.
+fn reuse(view: &View, outlook: &Outlook) -> Value {
+    let rate = |of: &Expectation| view.reuse.hit_rate(of.slots_per_layer.round() as usize);
+    json!({
+        "known": view.reuse.known(),
+        "first": view.reuse.first,
+        "now": rate(&outlook.now),
+        "half": outlook.half.as_ref().and_then(rate),
+        "twice": outlook.twice.as_ref().and_then(rate),
     })
 }
 
@@ -208,12 +223,13 @@ fn forecast(of: &Forecast) -> Value {
 
 fn job(job: &JobState, (layers_done, layers): (usize, usize)) -> Value {
     let running = job.running.as_ref().map(|(since, run)| {
+        // What the layers of a pass have done counts as tokens; between two passes both may hold the same rows.
         let in_pass = (run.rows * layers_done).checked_div(layers).unwrap_or(0);
         json!({
             "ms": millis(*since),
             "reused": run.reused,
-            "to_compute": run.prompt,
-            "computed": run.done + in_pass,
+            "prompt": run.prompt,
+            "done": (run.done + in_pass).min(run.prompt),
             "new_tokens": run.new_tokens,
             "prefill_ms": millis(run.prefill),
             "first_token_ms": run.first_token.map(millis),

@@ -5,6 +5,7 @@ mod batches;
 mod batches_end;
 mod chat;
 mod client;
+mod dashboard;
 mod end;
 mod errors;
 mod files;
