@@ -90,6 +90,11 @@ impl App {
         }
     }
 
+    /// The names of all models that are served.
+    pub fn served_names(&self) -> Vec<String> {
+        vec![self.model.id.clone()]
+    }
+
     /// The ids of earlier answers.
     pub fn answers(&self) -> Answers {
         Answers(Arc::clone(&self.answers))

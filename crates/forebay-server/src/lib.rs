@@ -5,7 +5,8 @@
 //! block, stop strings, tool calls.
 //!
 //! - The way in: [`conn`] (sockets), [`guard`] (keys, pages, names), [`body`], [`fields`] and [`params`].
-//! - The interfaces: [`openai`], [`anthropic`], [`ollama`]; [`health`] for programs that watch, [`dashboard`] for people.
+//! - The interfaces: [`openai`], [`anthropic`], [`ollama`]; [`health`] for programs that watch, [`openapi`]
+//!   for those that ask what there is, [`dashboard`] for people.
 //! - What they share: [`tools`], [`grammars`], [`stream`], [`error`], [`metrics`].
 //!
 //! Nothing of a request is trusted: sizes, times and numbers have limits, what is not understood is refused by its name,
@@ -29,6 +30,7 @@ pub mod ids;
 pub mod metrics;
 pub mod ollama;
 pub mod openai;
+pub mod openapi;
 pub mod params;
 pub mod pipe;
 pub mod run;
@@ -125,6 +127,7 @@ pub fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/", get(dashboard::root))
         .merge(dashboard::routes())
+        .route("/openapi.json", get(openapi::describe))
         .route("/health", get(health::ready))
         .route("/health/live", get(health::live))
         .route("/health/ready", get(health::ready))
