@@ -25,19 +25,24 @@ pub fn schemas(models: &[String]) -> Map<String, Value> {
     responses(&mut add);
     messages(&mut add);
     ollama(&mut add);
+    let names = || json!({"model": reference("ModelName")});
     add(
         "TokenizeRequest",
-        fields(
-            &[],
-            json!({
-                "model": reference("ModelName"),
-                "prompt": text(),
-                "content": text(),
-                "messages": list(reference("ChatMessage")),
-                "tools": tools("Tool"),
-                "add_generation_prompt": switch(),
-            }),
-        ),
+        any_of(&[
+            fields(&["prompt"], with(names(), json!({"prompt": text()}))),
+            fields(&["content"], with(names(), json!({"content": text()}))),
+            fields(
+                &["messages"],
+                with(
+                    names(),
+                    json!({
+                        "messages": {"type": "array", "items": reference("ChatMessage"), "minItems": 1},
+                        "tools": tools("Tool"),
+                        "add_generation_prompt": switch(),
+                    }),
+                ),
+            ),
+        ]),
     );
     add(
         "DetokenizeRequest",
@@ -132,24 +137,28 @@ fn openai_parts(add: &mut impl FnMut(&str, Value)) {
             "function": fields(&["name"], json!({"name": text(), "arguments": {}})),
         }),
     );
+    let message = |roles: &[&str], required: &[&str]| {
+        let all = json!({
+            "role": one_of(roles),
+            "content": content,
+            "reasoning_content": text(),
+            "tool_calls": list(call.clone()),
+            "tool_call_id": text(),
+            "name": text(),
+            // What answers have and clients send back, where nothing is in it.
+            "refusal": {"type": "null"},
+            "annotations": {"type": "array", "maxItems": 0},
+            "audio": {"type": "null"},
+            "function_call": {"type": "null"},
+        });
+        fields(required, all)
+    };
     add(
         "ChatMessage",
-        fields(
-            &["role"],
-            json!({
-                "role": one_of(&["system", "developer", "user", "assistant", "tool"]),
-                "content": content,
-                "reasoning_content": text(),
-                "tool_calls": list(call),
-                "tool_call_id": text(),
-                "name": text(),
-                // What answers have and clients send back, where nothing is in it.
-                "refusal": {"type": "null"},
-                "annotations": {"type": "array", "maxItems": 0},
-                "audio": {"type": "null"},
-                "function_call": {"type": "null"},
-            }),
-        ),
+        any_of(&[
+            message(&["system", "developer", "user", "tool"], &["role", "content"]),
+            message(&["assistant"], &["role"]),
+        ]),
     );
     let function = fields(
         &["name"],

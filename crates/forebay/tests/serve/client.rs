@@ -103,6 +103,25 @@ impl Server {
         }
     }
 
+    /// Memory of the process, in bytes.
+    #[cfg(target_os = "linux")]
+    pub fn resident_bytes(&self) -> u64 {
+        self.memory("VmRSS:")
+    }
+
+    /// The most memory that the process ever had, in bytes.
+    #[cfg(target_os = "linux")]
+    pub fn peak_bytes(&self) -> u64 {
+        self.memory("VmHWM:")
+    }
+
+    #[cfg(target_os = "linux")]
+    fn memory(&self, name: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a line of this name");
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+    }
+
     #[cfg(unix)]
     pub fn signal(&self, name: &str) {
         let pid = self.child.id().to_string();
