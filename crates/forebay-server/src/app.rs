@@ -11,6 +11,7 @@ use crate::auth::Keys;
 use crate::cors::Origins;
 use crate::grammars::Grammars;
 use crate::metrics::Metrics;
+use crate::tls::Tls;
 
 /// What is known of the model that is served.
 pub struct Model {
@@ -57,6 +58,8 @@ pub struct Settings {
     pub keep_alive: Duration,
     /// For answers that are under way when the end comes.
     pub drain: Duration,
+    /// What connections are encrypted with; `None` leaves them plain.
+    pub tls: Option<Arc<Tls>>,
 }
 
 /// The server's state.

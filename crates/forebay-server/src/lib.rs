@@ -4,7 +4,7 @@
 //! In between, [`run`] hands it to the engine's scheduler as tokens and hears tokens; [`pipe`] makes text of them: think
 //! block, stop strings, tool calls.
 //!
-//! - The way in: [`conn`] (sockets), [`guard`] (keys, pages, names), [`body`], [`fields`] and [`params`].
+//! - The way in: [`conn`] (sockets), [`tls`], [`guard`] (keys, pages, names), [`body`], [`fields`] and [`params`].
 //! - The interfaces: [`openai`], [`anthropic`], [`ollama`]; [`health`] for programs that watch, [`openapi`]
 //!   for those that ask what there is, [`dashboard`] for people.
 //! - What they share: [`tools`], [`grammars`], [`stream`], [`error`], [`metrics`].
@@ -36,6 +36,7 @@ pub mod pipe;
 pub mod run;
 mod signals;
 pub mod stream;
+pub mod tls;
 pub mod tools;
 
 use std::net::{SocketAddr, TcpListener};
@@ -50,6 +51,7 @@ use tokio::sync::watch;
 pub use app::{App, Model, Settings};
 pub use auth::Keys;
 pub use cors::Origins;
+pub use tls::{Pem, Tls, TlsError};
 
 use forebay_engine::Engine;
 use forebay_engine::scheduler::Health;
@@ -100,6 +102,7 @@ async fn until_the_end(app: Arc<App>, listener: TcpListener) -> Result<Option<En
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let (end, ending) = watch::channel(false);
     let serving = tokio::spawn(conn::serve(Arc::clone(&app), router(Arc::clone(&app)), listener, ending));
+    let renewed = app.settings.tls.clone().map(|tls| tokio::spawn(signals::renew(tls)));
     signals::asked_to_end().await?;
     tracing::info!("ending: what is under way is finished, nothing new is taken");
     _ = end.send(true);
@@ -119,6 +122,7 @@ async fn until_the_end(app: Arc<App>, listener: TcpListener) -> Result<Option<En
     // The last words of answers are still to be sent.
     _ = serving.await;
     impatient.abort();
+    renewed.inspect(tokio::task::JoinHandle::abort);
     Ok(engine)
 }
 

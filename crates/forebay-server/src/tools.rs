@@ -258,7 +258,7 @@ fn text_rule(schema: &Value) -> String {
         (1, None) => "VALUE".to_owned(),
         (least, None) => format!("/(?s:.){{{least},}}/"),
         (_, Some(0)) => "\"\"".to_owned(),
-        (least, Some(most)) if least == 0 => format!("/(?s:.){{1,{most}}}/?"),
+        (0, Some(most)) => format!("/(?s:.){{1,{most}}}/?"),
         (least, Some(most)) => format!("/(?s:.){{{least},{most}}}/"),
     }
 }

@@ -208,7 +208,7 @@ fn forecast(of: &Forecast) -> Value {
 
 fn job(job: &JobState, (layers_done, layers): (usize, usize)) -> Value {
     let running = job.running.as_ref().map(|(since, run)| {
-        let in_pass = if layers > 0 { run.rows * layers_done / layers } else { 0 };
+        let in_pass = (run.rows * layers_done).checked_div(layers).unwrap_or(0);
         json!({
             "ms": millis(*since),
             "reused": run.reused,

@@ -48,7 +48,7 @@ impl Block {
         loop {
             match self.place {
                 Place::Value => {
-                    let Some(end) = self.value_end() else { return None };
+                    let end = self.value_end()?;
                     let (to, next) = match end {
                         ValueEnd::Closed(to) => (to, to + VALUE_CLOSE.len()),
                         ValueEnd::WithCall(to) => (to, to),
@@ -61,7 +61,7 @@ impl Block {
                     return Some(self.raw.split_off(self.at));
                 }
                 _ => {
-                    let Some((to, tag)) = self.next_tag() else { return None };
+                    let (to, tag) = self.next_tag()?;
                     let piece = self.raw[self.at..to].to_owned();
                     self.leave(&piece);
                     self.enter(to, tag);

@@ -31,6 +31,7 @@ impl Server {
             .args(args)
             .env_remove("FOREBAY_MODEL")
             .env_remove("FOREBAY_API_KEY")
+            .env_remove("FOREBAY_CONFIG")
             .env("FOREBAY_CACHE", scratch.join("cache"))
             .env("XDG_STATE_HOME", scratch.join("state"))
             .stdin(Stdio::null())
@@ -42,7 +43,7 @@ impl Server {
         BufReader::new(child.stdout.take().expect("piped"))
             .read_line(&mut line)
             .expect("the server says where it is");
-        let address = line.split("http://").nth(1).and_then(|rest| rest.split(' ').next());
+        let address = line.split("://").nth(1).and_then(|rest| rest.split(' ').next());
         let Some(address) = address.map(str::to_owned) else {
             let mut stderr = String::new();
             let _ = child.stderr.take().expect("piped").read_to_string(&mut stderr);
@@ -101,6 +102,14 @@ impl Server {
             assert!(began.elapsed() < PATIENCE, "{what} takes too long");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// What it said on standard error, up to the line with this word in it, or its end.
+    pub fn said_until(&mut self, word: &str) -> String {
+        let mut all = String::new();
+        let mut lines = BufReader::new(self.child.stderr.take().expect("piped"));
+        while !all.contains(word) && lines.read_line(&mut all).is_ok_and(|len| len > 0) {}
+        all
     }
 
     /// Memory of the process, in bytes.

@@ -3,6 +3,7 @@
 mod anthropic;
 mod chat;
 mod client;
+mod config;
 mod end;
 mod errors;
 mod formats;
@@ -12,4 +13,5 @@ mod mutated;
 mod ollama;
 mod openapi;
 mod responses;
+mod secure;
 mod tools;

@@ -55,7 +55,7 @@ impl ResponseWire {
 
     /// Makes sure that an item of this kind is open, and adds to it.
     fn add(&mut self, thinking: bool, text: &str, out: &mut Out) {
-        if !self.open.as_ref().is_some_and(|open| open.thinking == thinking) {
+        if self.open.as_ref().is_none_or(|open| open.thinking != thinking) {
             self.close("completed", out);
             let id = ids::random();
             let mut item = match thinking {
