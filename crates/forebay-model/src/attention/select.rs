@@ -253,7 +253,7 @@ mod tests {
         selections.lists_mut(0..1).fill(9);
         selections.begin(5, 2);
         // Nothing is selected yet.
-        selections.keep_rows(&[1..5]);
+        selections.keep_rows(std::slice::from_ref(&(1..5)));
         assert_eq!((selections.rows(), selections.get(3)), (4, None));
         for row in 0..4 {
             selections.lists_mut(row..row + 1).fill(row as u32);

@@ -147,13 +147,14 @@ fn web_pages_are_let_in_by_name_only() {
 fn a_public_address_needs_a_key_or_a_word() {
     let run = |args: &[&str]| {
         std::process::Command::new(env!("CARGO_BIN_EXE_forebay"))
-            .args(["serve", "--port", "0"])
+            .arg("serve")
             .args(args)
             .env_remove("FOREBAY_API_KEY")
+            .env_remove("FOREBAY_CONFIG")
             .output()
             .unwrap()
     };
-    let refused = run(&["--host", "0.0.0.0"]);
+    let refused = run(&["--port", "0", "--host", "0.0.0.0"]);
     assert_eq!(refused.status.code(), Some(2));
     let said = String::from_utf8(refused.stderr).unwrap();
     assert!(said.contains("--api-key-file") && said.contains("--allow-public"), "{said}");
