@@ -47,7 +47,7 @@ pub struct ServeArgs {
     /// The private key of --tls-cert, a PEM file
     #[arg(long, value_name = "FILE", requires = "tls_cert", help_heading = "Server")]
     pub tls_key: Option<PathBuf>,
-    /// A web page that may ask, such as https://chat.example; * for all; may be given several times
+    /// A web page that may ask, such as `https://chat.example`; * for all; may be given several times
     #[arg(long, value_name = "ORIGIN", help_heading = "Server")]
     pub cors_origin: Vec<String>,
     /// Requests that may wait for their turn; more are refused
