@@ -12,6 +12,8 @@ const WHITE_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,64}";
 pub(crate) const MAX_PROPERTIES: usize = 1000;
 /// Most properties of all objects together.
 const ALL_PROPERTIES: usize = 2000;
+/// Most patterns that have to hold at once for one text: whether any text has them all takes a time that multiplies.
+const JOINED_PATTERNS: usize = 4;
 /// Most patterns of properties: each is compared with each.
 const ALL_PATTERNS: usize = 100;
 /// Largest least common multiple of all `multipleOf`, decimal point and final zeros left out: so many remainders have
@@ -181,6 +183,10 @@ impl Sizes {
             let others = self.multiple / common_divisor(self.multiple, digits);
             self.multiple = others.saturating_mul(digits);
         }
+        let joined = together(schema);
+        if joined > JOINED_PATTERNS {
+            return Some(format!("{joined} patterns have to hold at once; use at most {JOINED_PATTERNS}"));
+        }
         if count > MAX_PROPERTIES {
             Some(format!("there are {count} properties; use at most {MAX_PROPERTIES}"))
         } else if self.properties > ALL_PROPERTIES {
@@ -195,6 +201,13 @@ impl Sizes {
             None
         }
     }
+}
+
+/// Patterns that have to hold at once: of a schema and of what its `allOf` adds to it.
+fn together(schema: &Value) -> usize {
+    let own = usize::from(schema.get("pattern").is_some());
+    let parts = schema.get("allOf").and_then(Value::as_array).into_iter().flatten();
+    own + parts.map(together).sum::<usize>()
 }
 
 /// The digits of a number without sign, point, exponent and the zeros at either end; at least 1.

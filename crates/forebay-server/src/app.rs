@@ -12,6 +12,7 @@ use crate::cors::Origins;
 use crate::grammars::Grammars;
 use crate::jobs::Jobs;
 use crate::metrics::Metrics;
+use crate::tls::Tls;
 
 /// What is known of the model that is served.
 pub struct Model {
@@ -58,6 +59,8 @@ pub struct Settings {
     pub keep_alive: Duration,
     /// For answers that are under way when the end comes.
     pub drain: Duration,
+    /// What connections are encrypted with; `None` leaves them plain.
+    pub tls: Option<Arc<Tls>>,
 }
 
 /// The server's state.
@@ -97,6 +100,11 @@ impl App {
     /// With files and batches, or the reason why there are none.
     pub fn with_jobs(self, jobs: Result<Jobs, String>) -> Self {
         Self { jobs, ..self }
+    }
+
+    /// The names of all models that are served.
+    pub fn served_names(&self) -> Vec<String> {
+        vec![self.model.id.clone()]
     }
 
     /// The ids of earlier answers.

@@ -17,6 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, Sleep};
+use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 
 use crate::app::App;
@@ -71,7 +72,27 @@ async fn connection(app: &App, router: Router, stream: TcpStream, mut ending: wa
     // Tokens are small and each is wanted at once.
     _ = stream.set_nodelay(true);
     let patience = app.settings.patience;
-    let io = TokioIo::new(Patient { inner: stream, patience, waits: None });
+    let stream = Patient { inner: stream, patience, waits: None };
+    let Some(tls) = &app.settings.tls else { return requests(stream, router, patience, ending).await };
+    let agreed = tokio::select! {
+        agreed = tokio::time::timeout(patience, TlsAcceptor::from(tls.config()).accept(stream)) => agreed,
+        () = begins(&mut ending) => return,
+    };
+    match agreed {
+        Ok(Ok(stream)) => requests(stream, router, patience, ending).await,
+        Ok(Err(error)) => tracing::debug!(%error, "no encryption was agreed on"),
+        Err(_) => tracing::debug!("a client takes too long to agree on encryption"),
+    }
+}
+
+/// Answers the requests of a connection.
+async fn requests(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    router: Router,
+    patience: Duration,
+    mut ending: watch::Receiver<bool>,
+) {
+    let io = TokioIo::new(stream);
     let service = hyper::service::service_fn(move |request: hyper::Request<Incoming>| {
         router.clone().oneshot(request.map(Body::new))
     });

@@ -94,6 +94,7 @@ fn enter(app: &App, request: &Request) -> Result<(), ApiError> {
         || path == "/health"
         || path.starts_with("/health/")
         || path == "/"
+        || path == "/openapi.json"
         || dashboard::is_open(path);
     if open { Ok(()) } else { app.settings.keys.check(headers) }
 }

@@ -4,8 +4,9 @@
 //! In between, [`run`] hands it to the engine's scheduler as tokens and hears tokens; [`pipe`] makes text of them: think
 //! block, stop strings, tool calls.
 //!
-//! - The way in: [`conn`] (sockets), [`guard`] (keys, pages, names), [`body`], [`fields`] and [`params`].
-//! - The interfaces: [`openai`], [`anthropic`], [`ollama`]; [`health`] for programs that watch, [`dashboard`] for people.
+//! - The way in: [`conn`] (sockets), [`tls`], [`guard`] (keys, pages, names), [`body`], [`fields`] and [`params`].
+//! - The interfaces: [`openai`], [`anthropic`], [`ollama`]; [`health`] for programs that watch, [`openapi`]
+//!   for those that ask what there is, [`dashboard`] for people.
 //! - Work for the night, which outlives the server: [`jobs`].
 //! - What they share: [`tools`], [`grammars`], [`stream`], [`error`], [`metrics`].
 //!
@@ -31,11 +32,13 @@ pub mod jobs;
 pub mod metrics;
 pub mod ollama;
 pub mod openai;
+pub mod openapi;
 pub mod params;
 pub mod pipe;
 pub mod run;
 mod signals;
 pub mod stream;
+pub mod tls;
 pub mod tools;
 
 use std::net::{SocketAddr, TcpListener};
@@ -51,6 +54,7 @@ pub use app::{App, Model, Settings};
 pub use auth::Keys;
 pub use cors::Origins;
 pub use jobs::Jobs;
+pub use tls::{Pem, Tls, TlsError};
 
 use forebay_engine::Engine;
 use forebay_engine::scheduler::Health;
@@ -104,6 +108,7 @@ async fn until_the_end(app: Arc<App>, listener: TcpListener) -> Result<Option<En
     if let Ok(jobs) = &app.jobs {
         jobs.start(&app);
     }
+    let renewed = app.settings.tls.clone().map(|tls| tokio::spawn(signals::renew(tls)));
     signals::asked_to_end().await?;
     tracing::info!("ending: what is under way is finished, nothing new is taken");
     _ = end.send(true);
@@ -129,6 +134,7 @@ async fn until_the_end(app: Arc<App>, listener: TcpListener) -> Result<Option<En
     // The last words of answers are still to be sent.
     _ = serving.await;
     impatient.abort();
+    renewed.inspect(tokio::task::JoinHandle::abort);
     Ok(engine)
 }
 
@@ -137,6 +143,7 @@ pub fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/", get(dashboard::root))
         .merge(dashboard::routes())
+        .route("/openapi.json", get(openapi::describe))
         .route("/health", get(health::ready))
         .route("/health/live", get(health::live))
         .route("/health/ready", get(health::ready))

@@ -273,7 +273,7 @@ impl Wire for Lines {
                 }
             }
             Piece::End(end) => self.end = Some(end),
-            Piece::Started { .. } | Piece::Progress { .. } | Piece::Failed(_) => {}
+            Piece::Queued { .. } | Piece::Started { .. } | Piece::Progress { .. } | Piece::Failed(_) => {}
         }
     }
 

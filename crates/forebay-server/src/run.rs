@@ -24,6 +24,13 @@ const PROGRESS: Duration = Duration::from_millis(200);
 /// What is told of one answer.
 #[derive(Clone, Debug)]
 pub enum Piece {
+    /// It was taken on.
+    Queued {
+        /// Jobs that come first.
+        ahead: usize,
+        /// What is expected, the wait included.
+        forecast: Forecast,
+    },
     /// Its turn has come.
     Started {
         /// Prompt tokens that need not be computed.
@@ -133,7 +140,7 @@ impl Running {
                 }
                 Piece::End(ended) => answers[choice].end = Some(ended),
                 Piece::Failed(error) => return Err(error),
-                Piece::Started { .. } | Piece::Progress { .. } => {}
+                Piece::Queued { .. } | Piece::Started { .. } | Piece::Progress { .. } => {}
             }
         }
         Ok(answers)
@@ -242,7 +249,7 @@ fn submit(app: &Arc<App>, prepared: Prepared, streams: bool) -> Result<Running, 
             taken_on: Instant::now(),
             started: None,
             told: None,
-            forecast: Forecast::default(),
+            forecast,
             reused: 0,
             ahead: Arc::clone(&ahead),
         };
@@ -297,7 +304,7 @@ impl Listener {
         match event {
             JobEvent::Queued { ahead } => {
                 self.ahead.store(ahead, Ordering::Relaxed);
-                ControlFlow::Continue(())
+                self.tell(Piece::Queued { ahead, forecast: self.forecast })
             }
             JobEvent::Started { reused, forecast } => {
                 (self.started, self.reused, self.forecast) = (Some(Instant::now()), reused, forecast);

@@ -12,9 +12,9 @@ use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 
 /// Most tools of a request.
-const MAX_TOOLS: usize = 128;
+pub const MAX_TOOLS: usize = 128;
 /// Most characters of a tool's name.
-const MAX_NAME: usize = 64;
+pub const MAX_NAME: usize = 64;
 
 /// A tool that is offered to the model.
 #[derive(Clone, Debug, PartialEq)]

@@ -58,6 +58,8 @@ Environment:
   FOREBAY_MODEL  the model folder to use when --model is not given
   FOREBAY_API_KEY
                  a key that clients of `serve` must send, beside those of --api-key-file
+  FOREBAY_CONFIG
+                 a file with options of `serve` to use when --config is not given
   FOREBAY_CACHE  where the demonstration model is unpacked (default: the user's cache
                  folder, else one in the system's folder for temporary files)
   HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_TOKEN_PATH

@@ -1,6 +1,6 @@
 //! The `forebay` command: verbs over the engine, for people and for scripts.
 //!
-//! - [`args`]: what can be typed. [`settings`]: what it means. [`failure`]: the exit statuses.
+//! - [`args`]: what can be typed, and [`config_file`] where it can be written instead. [`settings`]: what it means. [`failure`]: the exit statuses.
 //! - One module per verb: [`run`], [`chat`], [`serve`], [`inspect`], [`plan`], [`score`], [`mod@bench`], [`doctor`], [`tune`],
 //!   [`synth`], [`get`], [`verify`], [`convert`], [`mod@pack`].
 //! - What they share: [`load`] a model, read a [`prompt`], show an [`answer`], [`progress`], Ctrl-C in
@@ -17,6 +17,7 @@ mod bench;
 mod bundled;
 mod chat;
 mod closing;
+mod config_file;
 mod console;
 mod convert;
 mod dirs;
@@ -51,13 +52,14 @@ mod verify;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
-use crate::args::{Cli, Verb};
+use crate::args::Verb;
 use crate::failure::Failure;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match config_file::command_line(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(failure) => return ended(&failure),
+    };
     let done = match &cli.verb {
         Verb::Run(args) => run::run(args),
         Verb::Chat(args) => chat::run(args),
@@ -75,8 +77,15 @@ fn main() -> ExitCode {
         Verb::Pack(args) => pack::run(args),
         Verb::Sessions(args) => sessions::run(args),
     };
-    let Err(failure) = done else { return ExitCode::SUCCESS };
-    if let Failure::Error { message, .. } = &failure {
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => ended(&failure),
+    }
+}
+
+/// Says what went wrong, unless that was said.
+fn ended(failure: &Failure) -> ExitCode {
+    if let Failure::Error { message, .. } = failure {
         console::error(message);
     }
     ExitCode::from(failure.exit() as u8)

@@ -3,11 +3,12 @@
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_engine::{Limits, Scheduler};
 use forebay_server::jobs::{self, OpenError};
-use forebay_server::{App, Jobs, Keys, Model, Origins, Settings};
+use forebay_server::{App, Jobs, Keys, Model, Origins, Pem, Settings, Tls};
 use tracing::level_filters::LevelFilter;
 
 use crate::args::{AnswerArgs, LogArg, LogFormatArg, ServeArgs, SwitchArg};
@@ -39,6 +40,7 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
         return Err(Failure::usage("--prefix-store-size needs --prefix-store: else nothing is kept"));
     }
     log(args);
+    let tls = tls(args)?;
     let listener = forebay_server::listen(SocketAddr::new(args.host, args.port))
         .map_err(|error| Failure::runtime(error.to_string()))?;
     let address = listener.local_addr().map_err(|error| Failure::runtime(error.to_string()))?;
@@ -75,6 +77,7 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
         patience: Duration::from_secs(u64::from(args.client_timeout)),
         keep_alive: KEEP_ALIVE,
         drain: Duration::from_secs(u64::from(args.drain_timeout)),
+        tls,
     };
     let mut limits = Limits {
         queue: usize::from(args.max_queue),
@@ -82,10 +85,12 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
         ..Limits::default()
     };
     limits.running = args.parallel.map_or(limits.running, usize::from);
+    let scheme = if settings.tls.is_some() { "https" } else { "http" };
     let (name, context) = (model.id.clone(), model.context);
     let scheduler = Scheduler::start(engine, limits)
         .map_err(|error| Failure::runtime(format!("cannot start a thread for the engine: {error}")))?;
-    Output::new().write(&format!("listening on http://{address} (model {name}, context {context})\n"))?;
+    Output::new().write(&format!("listening on {scheme}://{address} (model {name}, context {context})
+"))?;
     let engine = forebay_server::serve(App::new(model, scheduler, settings).with_jobs(jobs), listener)
         .map_err(|error| Failure::runtime(error.to_string()))?;
     match engine {
@@ -95,6 +100,21 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
         }
         None => Err(Failure::new(Exit::Runtime, "the engine had stopped after a fault; the log says which")),
     }
+}
+
+/// The certificate, if there is to be one.
+fn tls(args: &ServeArgs) -> Result<Option<Arc<Tls>>, Failure> {
+    let (Some(certificates), Some(key)) = (args.tls_cert.clone(), args.tls_key.clone()) else {
+        return Ok(None);
+    };
+    let read = move || {
+        let file = |path: &Path| {
+            std::fs::read(path).map_err(|error| format!("{} cannot be read: {error}", path.display()))
+        };
+        Ok(Pem { certificates: file(&certificates)?, key: file(&key)? })
+    };
+    let tls = Tls::open(Box::new(read)).map_err(|error| Failure::usage(error.to_string()))?;
+    Ok(Some(Arc::new(tls)))
 }
 
 /// Keys from all places where they may be.

@@ -115,7 +115,7 @@ impl Wire for MessageWire {
                 }
             }
             Piece::End(end) => self.end = Some(end),
-            Piece::Progress { .. } | Piece::Failed(_) => {}
+            Piece::Queued { .. } | Piece::Progress { .. } | Piece::Failed(_) => {}
         }
     }
 

@@ -296,6 +296,19 @@ impl Wire for ChatWire {
 pub fn progress(index: usize, piece: &Piece, out: &mut Out) {
     let millis = |time: &Option<std::time::Duration>| time.map(|time| time.as_millis() as u64);
     match piece {
+        Piece::Queued { ahead, forecast } => out.event(
+            "forebay.queued",
+            &json!({
+                "index": index,
+                "ahead": ahead,
+                "forecast": {
+                    "wait_ms": millis(&forecast.wait),
+                    "prefill_ms": millis(&forecast.prefill),
+                    "first_token_ms": millis(&forecast.first_token),
+                    "tokens_per_second": forecast.tokens_per_second,
+                },
+            }),
+        ),
         Piece::Started { reused, forecast } => out.event(
             "forebay.started",
             &json!({

@@ -12,6 +12,15 @@ use super::{DraftArgs, EngineArgs, PrefixArgs, SwitchArg};
 /// `forebay serve`.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
+    /// A file with options of this verb, by their long names (docs/deploy.md); those of the command line win
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "FOREBAY_CONFIG",
+        hide_env_values = true,
+        help_heading = "Server"
+    )]
+    pub config: Option<PathBuf>,
     /// The address to listen on; 0.0.0.0 or :: is every one that this machine has
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", help_heading = "Server")]
     pub host: IpAddr,
@@ -31,7 +40,14 @@ pub struct ServeArgs {
     /// Let anybody in who can reach this machine, without a key
     #[arg(long, help_heading = "Server")]
     pub allow_public: bool,
-    /// A web page that may ask, by its origin: scheme, host and port; * for all; may be given several times
+    /// Encrypt connections with this certificate: a PEM file with it and those of the authorities behind it. SIGHUP reads
+    /// it again
+    #[arg(long, value_name = "FILE", requires = "tls_key", help_heading = "Server")]
+    pub tls_cert: Option<PathBuf>,
+    /// The private key of --tls-cert, a PEM file
+    #[arg(long, value_name = "FILE", requires = "tls_cert", help_heading = "Server")]
+    pub tls_key: Option<PathBuf>,
+    /// A web page that may ask, such as `https://chat.example`; * for all; may be given several times
     #[arg(long, value_name = "ORIGIN", help_heading = "Server")]
     pub cors_origin: Vec<String>,
     /// Requests that may wait for their turn; more are refused

@@ -32,6 +32,7 @@ impl Server {
             .args(args)
             .env_remove("FOREBAY_MODEL")
             .env_remove("FOREBAY_API_KEY")
+            .env_remove("FOREBAY_CONFIG")
             .env("FOREBAY_CACHE", scratch.join("cache"))
             .env("XDG_STATE_HOME", scratch.join("state"))
             .stdin(Stdio::null())
@@ -85,7 +86,7 @@ impl Server {
         BufReader::new(child.stdout.take().expect("piped"))
             .read_line(&mut line)
             .expect("the server says where it is");
-        let address = line.split("http://").nth(1).and_then(|rest| rest.split(' ').next());
+        let address = line.split("://").nth(1).and_then(|rest| rest.split(' ').next());
         let Some(address) = address.map(str::to_owned) else {
             let mut stderr = String::new();
             let _ = child.stderr.take().expect("piped").read_to_string(&mut stderr);
@@ -144,6 +145,33 @@ impl Server {
             assert!(began.elapsed() < PATIENCE, "{what} takes too long");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// What it said on standard error, up to the line with this word in it, or its end.
+    pub fn said_until(&mut self, word: &str) -> String {
+        let mut all = String::new();
+        let mut lines = BufReader::new(self.child.stderr.take().expect("piped"));
+        while !all.contains(word) && lines.read_line(&mut all).is_ok_and(|len| len > 0) {}
+        all
+    }
+
+    /// Memory of the process, in bytes.
+    #[cfg(target_os = "linux")]
+    pub fn resident_bytes(&self) -> u64 {
+        self.memory("VmRSS:")
+    }
+
+    /// The most memory that the process ever had, in bytes.
+    #[cfg(target_os = "linux")]
+    pub fn peak_bytes(&self) -> u64 {
+        self.memory("VmHWM:")
+    }
+
+    #[cfg(target_os = "linux")]
+    fn memory(&self, name: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a line of this name");
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
     }
 
     #[cfg(unix)]

@@ -150,6 +150,7 @@ fn a_public_address_needs_a_key_or_a_word() {
             .arg("serve")
             .args(args)
             .env_remove("FOREBAY_API_KEY")
+            .env_remove("FOREBAY_CONFIG")
             .output()
             .unwrap()
     };

@@ -1,6 +1,6 @@
 //! Clients that go away, wait, send too much, or do not read.
 
-use std::io::{BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -112,7 +112,8 @@ fn large_bodies_are_refused_before_they_are_read() {
 #[test]
 fn heads_have_limits() {
     let server = Server::start();
-    let long = "x".repeat(100_000);
+    // The limit is looked at between two reads, each of which may bring as much as the limit.
+    let long = "x".repeat(200_000);
     let reply = server.send("GET", "/v1/models", &[("x-long", &long)], None);
     assert_eq!(reply.status, 431);
     let mut connection = server.connect();
@@ -162,4 +163,36 @@ fn requests_one_behind_the_other_are_answered_in_order() {
     assert_eq!(next().status, 400);
     assert_eq!(next().json()["choices"][0]["message"]["content"], "3+3=6.");
     assert_eq!(next().json()["status"], "ok");
+}
+
+#[test]
+fn who_waits_is_told_its_place_and_what_to_expect_at_once() {
+    let server = Server::with(&["--parallel", "1"]);
+    server.is_well();
+    let mut running = server.connect();
+    running.write_all(&endless()).unwrap();
+    server.until("the first", |server| server.metric("forebay_requests_running") == 1.0);
+    let more = json!({"stream": true, "stream_options": {"include_progress": true}});
+    let body = with(chat("What is 2+2?"), more).to_string();
+    let mut waiting = BufReader::new(server.connect());
+    waiting.get_mut().write_all(&request("POST", CHAT, &JSON, Some(body.as_bytes()))).unwrap();
+    assert_eq!(read_head(&mut waiting).0, 200);
+    let mut said = String::new();
+    while !said.contains("\"forecast\"") {
+        assert!(waiting.read_line(&mut said).unwrap() > 0, "{said}");
+    }
+    // It is said while the other one runs: nothing was started yet.
+    assert!(said.contains("event: forebay.queued") && !said.contains("forebay.started"), "{said}");
+    let data = said.lines().rev().find_map(|line| line.strip_prefix("data: ")).unwrap();
+    let data: serde_json::Value = serde_json::from_str(data).unwrap();
+    assert_eq!(data["ahead"], 1);
+    assert!(
+        data["forecast"]["prefill_ms"].is_u64() && data["forecast"]["tokens_per_second"].is_number(),
+        "{data}"
+    );
+    drop(running);
+    while !said.contains("[DONE]") {
+        assert!(waiting.read_line(&mut said).unwrap() > 0, "{said}");
+    }
+    assert!(said.contains("forebay.started"), "{said}");
 }

@@ -146,7 +146,7 @@ impl Wire for ResponseWire {
                 }
             }
             Piece::End(end) => self.end = Some(end),
-            Piece::Started { .. } | Piece::Progress { .. } | Piece::Failed(_) => {}
+            Piece::Queued { .. } | Piece::Started { .. } | Piece::Progress { .. } | Piece::Failed(_) => {}
         }
     }
 
