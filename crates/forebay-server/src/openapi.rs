@@ -359,11 +359,12 @@ mod tests {
     use super::*;
 
     const SOURCES: [&str; 2] = [include_str!("lib.rs"), include_str!("dashboard.rs")];
-    const READERS: [&str; 8] = [
+    const READERS: [&str; 9] = [
         include_str!("params.rs"),
         include_str!("tools.rs"),
         include_str!("ollama.rs"),
         include_str!("anthropic/read.rs"),
+        include_str!("openai/batches.rs"),
         include_str!("openai/chat.rs"),
         include_str!("openai/completions.rs"),
         include_str!("openai/responses/read.rs"),

@@ -89,8 +89,10 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
     let (name, context) = (model.id.clone(), model.context);
     let scheduler = Scheduler::start(engine, limits)
         .map_err(|error| Failure::runtime(format!("cannot start a thread for the engine: {error}")))?;
-    Output::new().write(&format!("listening on {scheme}://{address} (model {name}, context {context})
-"))?;
+    Output::new().write(&format!(
+        "listening on {scheme}://{address} (model {name}, context {context})
+"
+    ))?;
     let engine = forebay_server::serve(App::new(model, scheduler, settings).with_jobs(jobs), listener)
         .map_err(|error| Failure::runtime(error.to_string()))?;
     match engine {

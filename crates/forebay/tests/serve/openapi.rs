@@ -2,7 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::batches;
 use crate::client::{MODEL, Server};
+use crate::files::upload;
 
 fn document(server: &Server) -> Value {
     let reply = server.get("/openapi.json");
@@ -24,7 +26,7 @@ fn forms<'d>(document: &'d Value, request: &Value) -> Vec<(&'d Map<String, Value
 }
 
 /// Every field of one form of a request is known, and no other.
-fn check(server: &Server, path: &str, all: &Map<String, Value>, required: &[&str]) {
+fn check(server: &Server, file: &Value, path: &str, all: &Map<String, Value>, required: &[&str]) {
     let mut good = json!({});
     for name in required {
         good[*name] = match *name {
@@ -32,6 +34,9 @@ fn check(server: &Server, path: &str, all: &Map<String, Value>, required: &[&str
             "messages" => json!([{"role": "user", "content": "Hi"}]),
             "max_tokens" => 2.into(),
             "tokens" => json!([5]),
+            "endpoint" => "/v1/chat/completions".into(),
+            "input_file_id" => file.clone(),
+            "completion_window" => "24h".into(),
             _ => "Hi".into(),
         };
     }
@@ -60,15 +65,17 @@ fn check(server: &Server, path: &str, all: &Map<String, Value>, required: &[&str
 
 #[test]
 fn every_parameter_that_is_described_is_known_and_no_other() {
-    let server = Server::with(&["--max-tokens", "2"]);
+    let jobs = tempfile::tempdir().unwrap();
+    let server = batches::server(jobs.path(), &["--max-tokens", "2"]);
     let document = document(&server);
+    let file = upload(&server, b"{}\n")["id"].clone();
     let mut seen = 0;
     for (path, methods) in document["paths"].as_object().unwrap() {
         let post =
             methods.get("post").filter(|post| !post["requestBody"]["content"]["application/json"].is_null());
         for (all, required) in post.map(|post| forms(&document, post)).unwrap_or_default() {
             seen += all.len();
-            check(&server, path, all, &required);
+            check(&server, &file, path, all, &required);
         }
     }
     assert!(seen > 100, "{seen}");
