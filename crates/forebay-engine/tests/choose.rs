@@ -162,6 +162,32 @@ fn a_constraint_holds_and_drafts_change_nothing() {
     }
 }
 
+/// Forced tokens and what is drafted behind them may begin in one block of the cache and end in the next one.
+#[test]
+fn forced_tokens_lie_at_every_place_of_a_block() {
+    const BLOCK: usize = forebay_model::kv::BLOCK;
+    let text = ids(&eval("heldout.json")["segments"][0]["windows"][0]);
+    let mut plain = open(Drafting::Off);
+    for drafting in [Drafting::Depth(5), Drafting::Depth(8)] {
+        let mut engine = open(drafting);
+        // Four of eight tokens are forced and there are forty: with these prompts, one begins at every distance from a
+        // block's end, and half of an answer lies on either side of it.
+        for len in BLOCK - 24..BLOCK - 16 {
+            let request =
+                Request { prompt: &text[..len], max_tokens: 100, sampling: Sampling::greedy(), stops: &[] };
+            let mut found = [&mut plain, &mut engine].map(|engine| {
+                let mut session = Session::new(engine);
+                let mut limit = Thirds::default();
+                let (tokens, done) = answer(engine, &mut session, &request, Some(&mut limit), 0);
+                assert_eq!(done.unwrap().finish, Finish::Stop);
+                tokens
+            });
+            assert_eq!(found[0].len(), 40);
+            assert_eq!(std::mem::take(&mut found[0]), found[1], "{drafting}, behind {len} tokens");
+        }
+    }
+}
+
 #[test]
 fn what_cannot_be_chosen_is_an_error_behind_the_same_tokens() {
     let prompt = prompt();

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use forebay_core::CancelToken;
 use forebay_model::workspace::LOGIT_ROWS;
-use forebay_model::{ForwardError, Trace, logits, mtp};
+use forebay_model::{Trace, logits, mtp};
 
 use super::{Event, GenerateError, PassStats, Session, Token, pass_starts, pass_stats};
 use crate::choose::{Choice, Chooser};
@@ -55,25 +55,23 @@ impl Session {
         left: usize,
         drafting: bool,
         cancel: &CancelToken,
-    ) -> Result<Observed, GenerateError> {
+    ) -> Observed {
         let started = Instant::now();
         let room = (self.kv.capacity() - self.kv.len()).saturating_sub(2);
         let choice = self.choose_drafts(engine, next, &[], left.min(room), drafting);
-        let drafted = self.draft_behind(engine, next, &[], choice, cancel)?.len();
-        self.drafts.truncate(left.min(room));
-        let (verified, drafting) = (self.drafts.len(), started.elapsed());
-        Ok(Observed { source: choice.source, drafted, verified, drafting, ..Observed::default() })
+        let drafted = self.draft_behind(engine, next, &[], choice, cancel).len();
+        Observed {
+            source: choice.source,
+            drafted,
+            verified: drafted,
+            drafting: started.elapsed(),
+            ..Observed::default()
+        }
     }
 
     /// What may follow `next` behind the tokens in the cache: up to `depth` tokens, none if nothing can be said. A
-    /// cancellation cuts it short.
-    pub fn draft(
-        &mut self,
-        engine: &mut Engine,
-        next: u32,
-        depth: usize,
-        cancel: &CancelToken,
-    ) -> Result<&[u32], GenerateError> {
+    /// cancellation cuts it short, and so does an expert that cannot be read.
+    pub fn draft(&mut self, engine: &mut Engine, next: u32, depth: usize, cancel: &CancelToken) -> &[u32] {
         let choice = self.offers(engine, next, &[], depth).first(depth);
         self.draft_behind(engine, next, &[], choice, cancel)
     }
@@ -99,14 +97,17 @@ impl Session {
         drafting: bool,
     ) -> Draft {
         match engine.options().drafting {
-            Drafting::Depth(depth) if drafting => self.offers(engine, next, given, MAX_DEPTH).first(depth),
             // What cannot be verified need not be drafted.
+            Drafting::Depth(depth) if drafting => {
+                self.offers(engine, next, given, most.min(MAX_DEPTH)).first(depth)
+            }
             Drafting::Auto if drafting => engine.drafting.choose(&self.offers(engine, next, given, most)),
             _ => Draft::default(),
         }
     }
 
-    /// Drafts `choice` behind `next` and `given`, which is known to come behind it.
+    /// Drafts `choice` behind `next` and `given`, which is known to come behind it. Whatever goes wrong leaves fewer drafts:
+    /// the answer needs none, and a fault that concerns it is found by the pass to come.
     pub(super) fn draft_behind(
         &mut self,
         engine: &mut Engine,
@@ -114,32 +115,26 @@ impl Session {
         given: &[u32],
         Draft { source, depth }: Draft,
         cancel: &CancelToken,
-    ) -> Result<&[u32], GenerateError> {
+    ) -> &[u32] {
         self.drafts.clear();
         if depth == 0 {
-            return Ok(&self.drafts);
+            return &self.drafts;
         }
         if let Some(foretold) = &mut self.foretold {
             foretold.draft(self.tokens.len() + given.len(), depth, &mut self.drafts);
-            return Ok(&self.drafts);
+            return &self.drafts;
         }
         if let Source::Text(_) = source {
             let (said, last) = behind(&self.tokens, next, given);
             look_up(&said, last, depth, &mut self.drafts);
-            return Ok(&self.drafts);
+            return &self.drafts;
         }
-        let room = self.kv.len()..self.kv.len() + depth;
-        if engine.prefixes.make_room(&mut self.kv, room).is_err() {
-            // The pass to come says so, unless it needs less.
-            return Ok(&self.drafts);
+        let room = self.kv.len()..self.kv.len() + given.len() + depth;
+        if engine.prefixes.make_room(&mut self.kv, room).is_ok() {
+            let (ctx, store, ws) = engine.split();
+            _ = mtp::draft(ctx, store, &mut self.kv, next, given, depth, cancel, ws, &mut self.drafts);
         }
-        let (ctx, store, ws) = engine.split();
-        let kv = &mut self.kv;
-        match mtp::draft(ctx, store, kv, next, given, depth, cancel, ws, &mut self.drafts) {
-            // The pass to come notices by itself.
-            Ok(()) | Err(ForwardError::Cancelled) => Ok(&self.drafts),
-            Err(other) => Err(other.into()),
-        }
+        &self.drafts
     }
 
     /// One pass over `next` and the drafts; what of it is right is in the cache afterwards, as far as the caller did not

@@ -36,9 +36,9 @@ impl Session {
         let mut forced = Vec::new();
         chooser.forced(room.min(rows).min(MOST_FORCED), &mut forced)?;
         let mut seen = if forced.is_empty() {
-            self.propose(engine, next, left, drafting, cancel)?
+            self.propose(engine, next, left, drafting, cancel)
         } else {
-            self.propose_behind(engine, next, &forced, room, drafting, cancel)?
+            self.propose_behind(engine, next, &forced, room, drafting, cancel)
         };
         chooser.cut(&mut self.drafts)?;
         seen.verified = self.drafts.len();
@@ -54,14 +54,14 @@ impl Session {
         room: usize,
         drafting: bool,
         cancel: &CancelToken,
-    ) -> Result<Observed, GenerateError> {
+    ) -> Observed {
         let started = Instant::now();
         let choice = self.choose_drafts(engine, next, forced, MAX_DEPTH, drafting);
         let depth = choice.depth.min(room).saturating_sub(forced.len());
         let choice = Choice { depth, ..choice };
-        let drafted = self.draft_behind(engine, next, forced, choice, cancel)?.len();
+        let drafted = self.draft_behind(engine, next, forced, choice, cancel).len();
         self.drafts.splice(..0, forced.iter().copied());
-        Ok(Observed { source: choice.source, drafted, drafting: started.elapsed(), ..Observed::default() })
+        Observed { source: choice.source, drafted, drafting: started.elapsed(), ..Observed::default() }
     }
 }
 
