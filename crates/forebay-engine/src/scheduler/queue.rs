@@ -245,10 +245,11 @@ impl Queue {
     }
 
     /// The job whose turn it is, running from now on: the first that somebody waits for, else the first, if there is a
-    /// place for it and it `fits` (tokens of its prompt, most tokens of its answer). Those behind it do not overtake it.
+    /// place for it and it `fits` (tokens of its prompt, most tokens of its answer, its priority). Those behind it do not
+    /// overtake it.
     ///
     /// Batch work begins while nobody waits, and leaves half of the places: what runs cannot be sent away.
-    pub fn next(&mut self, fits: impl FnOnce(usize, Option<usize>) -> bool) -> Option<Waiting> {
+    pub fn next(&mut self, fits: impl FnOnce(usize, Option<usize>, Priority) -> bool) -> Option<Waiting> {
         let interactive = |waiting: &Waiting| waiting.priority == Priority::Interactive;
         let first = self.waiting.iter().position(interactive);
         let places = match first {
@@ -258,7 +259,7 @@ impl Queue {
         };
         let at = first.unwrap_or(0);
         let next = self.waiting.get(at)?;
-        if self.running.len() >= places || !fits(next.prompt.len(), next.max_tokens) {
+        if self.running.len() >= places || !fits(next.prompt.len(), next.max_tokens, next.priority) {
             return None;
         }
         let next = self.waiting.remove(at)?;

@@ -197,6 +197,11 @@ impl Sequence {
         self.paused
     }
 
+    /// Whether it gives way to all that are not so.
+    pub fn is_batch(&self) -> bool {
+        self.batch
+    }
+
     /// Whether it has KV blocks to give up.
     pub fn has_blocks(&self) -> bool {
         self.begun

@@ -11,8 +11,8 @@ use forebay_model::{ForwardError, Part, Phase, Trace, Watch, forward, logits};
 use forebay_tiers::ExpertStore;
 
 use super::Shared;
-use super::compose::{Pace, Ran, Wish, compose};
-use super::job::JobError;
+use super::compose::{Pace, Ran, Shares, Wish, compose};
+use super::job::{JobError, Priority};
 use super::sequence::{Sequence, Teller, Work, reason};
 use super::watch::{SeenPass, Uses};
 use crate::draft::Drafting;
@@ -92,6 +92,10 @@ fn wait(engine: &mut Engine, shared: &Shared) -> bool {
 const USUAL_ANSWER: usize = 1024;
 
 /// Begins jobs whose turn has come, as long as there are places, and KV blocks for all that they are expected to need.
+/// Batch work gives its blocks up for others: what it has is there for them.
+///
+/// Those that run are kept in the order in which they have a right to KV blocks: batch work last, and of the same kind
+/// who came first.
 fn admit(engine: &mut Engine, running: &mut Vec<Sequence>, shared: &Shared) {
     let context = shared.facts.context;
     let needed = |prompt: usize, most: Option<usize>| {
@@ -99,14 +103,19 @@ fn admit(engine: &mut Engine, running: &mut Vec<Sequence>, shared: &Shared) {
         positions.div_ceil(BLOCK) + SPARE_BLOCKS
     };
     loop {
-        let taken: usize = running.iter().map(Sequence::blocks).sum();
         let there = engine.kv_blocks();
-        let alone = running.is_empty();
-        let fits = |prompt, most| alone || taken + needed(prompt, most) <= there;
+        let fits = |prompt, most, priority| {
+            let before = running.iter().filter(|other| priority == Priority::Batch || !other.is_batch());
+            let taken: usize = before.map(Sequence::blocks).sum();
+            taken == 0 || taken + needed(prompt, most) <= there
+        };
         let Some(job) = shared.lock().next(fits) else { return };
         let (id, blocks) = (job.id, needed(job.prompt.len(), job.max_tokens));
         match Sequence::new(engine, job, blocks) {
-            Ok(sequence) => running.push(sequence),
+            Ok(sequence) => {
+                let at = running.partition_point(|other| sequence.is_batch() || !other.is_batch());
+                running.insert(at, sequence);
+            }
             Err((mut events, error)) => {
                 shared.lock().ended(id, 0, None, &[]);
                 events.failed(error.into());
@@ -122,14 +131,13 @@ type Fared = Result<Range<usize>, ForwardError>;
 /// One pass, and what comes of it for every sequence that had rows in it.
 fn pass(engine: &mut Engine, running: &mut Vec<Sequence>, pace: &mut Pace, shared: &Shared) {
     let number = shared.lock().next_pass();
-    prepare(engine, running, pace, number, shared);
+    let answers = prepare(engine, running, pace, number, shared);
     let taking_part = running.iter().filter(|sequence| sequence.takes_part()).count();
     if taking_part == 0 {
         return;
     }
     let alone = taking_part == 1;
     let prompt: usize = running.iter().map(Sequence::prompt_rows).sum();
-    let answers = running.iter().filter(|sequence| sequence.wish().prompt == 0).count();
     shared.lock().run_on(running.iter().map(|sequence| (sequence.id, sequence.state())));
     let start = pass_starts(engine);
     // Whoever looks in while a pass runs sees the experts of the next one.
@@ -199,8 +207,15 @@ fn end(engine: &mut Engine, mut sequence: Sequence, how: Result<Finish, Generate
     shared.changed.notify_all();
 }
 
-/// Decides what every sequence runs in the next pass; those end that cannot go on.
-fn prepare(engine: &mut Engine, running: &mut Vec<Sequence>, pace: &Pace, number: u64, shared: &Shared) {
+/// Decides what every sequence runs in the next pass; those end that cannot go on. How many of them generate and have a
+/// turn.
+fn prepare(
+    engine: &mut Engine,
+    running: &mut Vec<Sequence>,
+    pace: &Pace,
+    number: u64,
+    shared: &Shared,
+) -> usize {
     let mut at = 0;
     while at < running.len() {
         match running[at].cancel.is_cancelled() {
@@ -214,7 +229,8 @@ fn prepare(engine: &mut Engine, running: &mut Vec<Sequence>, pace: &Pace, number
     let runs: Vec<usize> = (0..running.len()).filter(|at| !running[*at].is_paused() && !waits(*at)).collect();
     let wishes: Vec<Wish> = runs.iter().map(|at| running[*at].wish()).collect();
     let mut shares = vec![0; running.len()];
-    for (at, rows) in runs.into_iter().zip(compose(&wishes, engine.plan().chunk, pace)) {
+    let Shares { rows, answers } = compose(&wishes, engine.plan().chunk, pace);
+    for (at, rows) in runs.into_iter().zip(rows) {
         shares[at] = rows;
     }
     let rates = shared.lock().rates;
@@ -239,22 +255,28 @@ fn prepare(engine: &mut Engine, running: &mut Vec<Sequence>, pace: &Pace, number
             break;
         }
     }
+    answers
 }
 
-/// Lets those go on that gave their KV blocks up, the first one first, as far as there are blocks again.
+/// Lets those go on that gave their KV blocks up, the first one first, as far as there are blocks again; what batch work
+/// has is there for others.
 fn resume(engine: &Engine, running: &mut [Sequence]) {
-    let mut taken: usize =
-        running.iter().filter(|sequence| !sequence.is_paused()).map(Sequence::blocks).sum();
-    for sequence in running.iter_mut().filter(|sequence| sequence.is_paused()) {
+    for at in 0..running.len() {
+        let sequence = &running[at];
+        if !sequence.is_paused() {
+            continue;
+        }
+        let before = running.iter().filter(|other| !other.is_paused());
+        let before = before.filter(|other| sequence.is_batch() || !other.is_batch());
+        let taken: usize = before.map(Sequence::blocks).sum();
         if taken > 0 && taken + sequence.blocks() > engine.kv_blocks() {
             return;
         }
-        taken += sequence.blocks();
-        sequence.resume();
+        running[at].resume();
     }
 }
 
-/// Finds KV blocks for the sequence `at`: the last that came gives its own up, which may be this one. `false` if there are
+/// Finds KV blocks for the sequence `at`: the last in order gives its own up, which may be this one. `false` if there are
 /// none to be had.
 fn give_way(engine: &mut Engine, running: &mut [Sequence], at: usize) -> bool {
     let last = running.iter().rposition(Sequence::has_blocks).filter(|last| *last >= at).unwrap_or(at);

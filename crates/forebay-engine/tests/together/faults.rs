@@ -7,7 +7,8 @@ use forebay_core::{ByteSize, Constraint, ConstraintError, Ending, TokenSet};
 use forebay_engine::rng::Rng;
 use forebay_engine::scheduler::Health;
 use forebay_engine::{
-    Engine, EngineOptions, Finish, GenerateError, Job, JobEvent, Refused, Sampling, Scheduler, inspect,
+    Drafting, Engine, EngineOptions, Finish, GenerateError, Job, JobEvent, Refused, Sampling, Scheduler,
+    inspect,
 };
 use forebay_io::Access;
 use forebay_model::ForwardError;
@@ -184,6 +185,56 @@ fn a_value_that_is_not_finite_ends_its_own_sequence() {
             }
         }
     }
+}
+
+/// Drafts are no part of an answer: where the experts of the layer that drafts cannot be read, the answer comes without.
+#[test]
+fn drafts_that_cannot_be_had_end_nobody() {
+    let dir = toy_dir();
+    let drafting = Drafting::Depth(2);
+    let options = EngineOptions { context: Some(64), sequences: 2, drafting, ..EngineOptions::default() };
+    let options = streaming(dir.path(), options);
+    let (mut engine, disks) = faulty(dir.path(), options);
+    let script = quiet_script(20);
+    let want = alone(&mut engine, &script).unwrap();
+    let (experts, paths) = (mtp_experts(dir.path()), engine.weight_files());
+    for (disk, path) in disks.iter().zip(paths) {
+        let bad = (path == experts.0).then(|| experts.1.clone());
+        disk.set(Faults { bad, ..Faults::default() });
+    }
+    engine.drop_experts();
+    assert_eq!(alone(&mut engine, &script).unwrap(), want);
+    assert!(engine.counters().failures > 0, "the layer that drafts was asked");
+    engine.drop_experts();
+    let (told, mut engine) = run(engine, limits(2), &[script.clone(), Script { after: 3, ..script }]);
+    for told in &told {
+        assert_eq!(answer(told), (want.clone(), Ok(Finish::Length)));
+    }
+    check_slabs(&mut engine);
+}
+
+/// Where the toy keeps the experts of its MTP layer: the file, and their bytes in it.
+fn mtp_experts(dir: &Path) -> (PathBuf, std::ops::Range<u64>) {
+    for file in std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()) {
+        if file.extension().is_none_or(|end| end != "safetensors") {
+            continue;
+        }
+        let bytes = std::fs::read(&file).unwrap();
+        let header = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+        let json: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header as usize]).unwrap();
+        let tensors = json.as_object().unwrap().iter();
+        let ours = tensors.filter(|(name, _)| name.starts_with("model.layers.5.mlp.experts."));
+        let at = |tensor: &serde_json::Value, end: usize| tensor["data_offsets"][end].as_u64().unwrap();
+        let places: Vec<_> = ours.map(|(_, tensor)| at(tensor, 0)..at(tensor, 1)).collect();
+        if let (Some(first), Some(end)) =
+            (places.iter().map(|place| place.start).min(), places.iter().map(|place| place.end).max())
+        {
+            // They lie together: nothing else is among them.
+            assert_eq!(places.iter().map(|place| place.end - place.start).sum::<u64>(), end - first);
+            return (file, 8 + header + first..8 + header + end);
+        }
+    }
+    panic!("the toy has an MTP layer");
 }
 
 /// Makes the scale of a token's embedding no number.
