@@ -104,6 +104,8 @@ pub struct Outcome {
 pub struct Stats {
     /// Prompt tokens that were run, a pending one included; fewer than asked for after a cancellation.
     pub prompt_tokens: usize,
+    /// Tokens that were run again, because the KV blocks that held them had been given up for others.
+    pub rerun_tokens: usize,
     /// Tokens generated.
     pub new_tokens: usize,
     /// Time for the prompt.
@@ -312,7 +314,7 @@ impl Session {
         // What comes behind a rejected draft was chosen when the draft was.
         let mut chosen = None;
         while stats.new_tokens < request.max_tokens {
-            let next = match chosen.take().map_or_else(|| chooser.choose(&self.logits), Ok)? {
+            let next = match chosen.take().unwrap_or_else(|| chooser.choose(&self.logits))? {
                 Choice::Token(next) => next,
                 Choice::End(_) => return Ok(Finish::Stop),
             };
@@ -330,7 +332,7 @@ impl Session {
                 return Ok(Finish::Context);
             }
             let left = request.max_tokens - stats.new_tokens;
-            let proposed = self.propose_within(engine, id, left, chooser, true, cancel)?;
+            let proposed = self.propose_within(engine, id, left, chooser, true, cancel);
             stats.decode_passes += 1;
             let Some(verified) = self.verify(engine, id, chooser, cancel, trace, on_event)? else {
                 return Ok(Finish::Cancelled);
@@ -400,7 +402,7 @@ impl Session {
         layers_done: &mut dyn FnMut(usize, u64),
     ) -> Result<Option<PassStats>, GenerateError> {
         let start = pass_starts(engine);
-        if !self.pass(engine, tokens, cancel, trace, layers_done)? {
+        if !self.pass(engine, tokens, 0, cancel, trace, layers_done)? {
             return Ok(None);
         }
         self.keep(engine, tokens, 0..tokens.len())?;
@@ -411,11 +413,13 @@ impl Session {
         Ok(Some(pass_stats(engine, tokens.len(), &start)))
     }
 
-    /// One pass over `tokens`, which are in the KV cache afterwards. `false` if it was cancelled.
+    /// One pass over `tokens`, of which the last ones are `drafts`; all are in the KV cache afterwards. `false` if it was
+    /// cancelled.
     fn pass(
         &mut self,
         engine: &mut Engine,
         tokens: &[u32],
+        drafts: usize,
         cancel: &CancelToken,
         trace: &mut Option<&mut (dyn Trace + '_)>,
         layers_done: &mut dyn FnMut(usize, u64),
@@ -425,7 +429,7 @@ impl Session {
         let (ctx, store, ws) = engine.split();
         let trace = trace.as_mut().map(|t| &mut **t as &mut dyn Trace);
         let mut watch = Watch { trace, layers_done, left: &mut |_, _| () };
-        let mut parts = [Part::new(&mut self.kv, tokens, cancel)];
+        let mut parts = [Part::new(&mut self.kv, tokens, cancel).with_drafts(drafts)];
         forward(ctx, store, &mut parts, ws, &mut watch);
         let [part] = parts;
         match part.result() {
@@ -487,7 +491,7 @@ impl Session {
         let mut at = 0;
         for tokens in tokens.chunks(chunk) {
             let start = pass_starts(engine);
-            if !self.pass(engine, tokens, cancel, trace, &mut |_, _| ())? {
+            if !self.pass(engine, tokens, 0, cancel, trace, &mut |_, _| ())? {
                 return Err(ForwardError::Cancelled.into());
             }
             self.keep(engine, tokens, 0..tokens.len())?;

@@ -284,3 +284,46 @@ fn the_full_precision_chains_are_the_published_ones() {
     }
     assert!(all >= 4 * 159 && same == all, "{same} of {all} chains");
 }
+
+/// What is learnt of a text does not depend on drafts: rejected ones and the layer that makes them do not count, nor what is
+/// asked for twice.
+#[test]
+fn uses_are_those_of_the_tokens_that_stayed() {
+    let prompt = ids(&eval("greedy.json")["prompts"][0]["prompt_ids"]);
+    let mut seen = Vec::new();
+    for drafting in [Drafting::Off, Drafting::Depth(1), Drafting::Depth(6)] {
+        let options = EngineOptions { context: Some(300), drafting, ..Default::default() };
+        let mut engine = Engine::open(&demo(), options, &mut |_, _| {}).unwrap();
+        let mut session = Session::new(&engine);
+        let text: Vec<u32> =
+            prompt.iter().copied().chain(greedy_on(&mut engine, &mut session, &prompt, 40, &[])).collect();
+        // The last token may not have been run.
+        let mut counted =
+            Engine::open(&demo(), EngineOptions { drafting: Drafting::Off, ..options }, &mut |_, _| {})
+                .unwrap();
+        let cached = session.tokens().len();
+        assert!(cached + 1 >= text.len());
+        let mut choices = common::Choices::default();
+        Session::new(&counted)
+            .score(&mut counted, &text[..cached], &CancelToken::new(), Some(&mut choices), &mut |_| {})
+            .unwrap();
+        let mut want = std::collections::BTreeMap::<usize, Vec<u64>>::new();
+        for ((layer, _), experts) in &choices.routed {
+            let counts = want.entry(*layer).or_insert_with(|| vec![0; engine.spec().moe.experts]);
+            experts.iter().for_each(|(expert, _)| counts[*expert as usize] += 1);
+        }
+        let found: std::collections::BTreeMap<usize, Vec<u64>> = engine
+            .uses()
+            .layers()
+            .map(|(layer, uses)| {
+                assert_eq!(uses.tokens, cached as u64, "{drafting}");
+                let mut counts = uses.counts.clone();
+                counts.resize(engine.spec().moe.experts, 0);
+                (layer, counts)
+            })
+            .collect();
+        assert_eq!(found, want, "{drafting}");
+        seen.push(cached);
+    }
+    assert!(seen.iter().all(|cached| *cached > prompt.len() + 30));
+}

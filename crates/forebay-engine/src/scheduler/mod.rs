@@ -21,7 +21,6 @@ mod sequence;
 mod watch;
 mod worker;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -141,7 +140,7 @@ impl Scheduler {
         let Job { prompt, max_tokens, sampling, stops, constraint, priority, cancel, events } = job;
         let mut events = Events::new(events);
         // Told before the engine's thread can see the job, and not while the queue is locked.
-        let told = catch_unwind(AssertUnwindSafe(|| _ = events.tell(JobEvent::Queued { ahead: first })));
+        let told = events.tell(JobEvent::Queued { ahead: first });
         let waiting = Waiting {
             id,
             prompt,
@@ -154,7 +153,7 @@ impl Scheduler {
             events,
             since: Instant::now(),
         };
-        if told.is_err() {
+        if told.is_none() {
             waiting.cancel.cancel();
         }
         let lost = self.shared.lock().push(waiting);
@@ -217,11 +216,12 @@ impl Scheduler {
     }
 
     /// Refuses what comes from now on, finishes what is there, and gives the engine back. Waiting
-    /// [batch](Priority::Batch) work fails at once, to be done another time; after `deadline` the rest is cancelled.
+    /// [batch](Priority::Batch) work fails at once, to be done another time; after `deadline` the rest is cancelled. What is
+    /// kept of prefixes on disk takes the time that is left, or some seconds where there is none.
     /// `None` if the engine is lost, or another call has it.
     pub fn drain(&self, deadline: Duration) -> Option<Engine> {
         let ends = Instant::now() + deadline;
-        let batch = self.shared.lock().close();
+        let batch = self.shared.lock().close(ends);
         for mut waiting in batch {
             waiting.events.failed(JobError::ShuttingDown);
         }

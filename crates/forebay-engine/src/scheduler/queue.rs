@@ -77,6 +77,8 @@ pub struct Totals {
     pub prompt_tokens: u64,
     /// Tokens of prompts that were known.
     pub reused_tokens: u64,
+    /// Tokens that were run again, because the KV blocks that held them had been given up for others.
+    pub rerun_tokens: u64,
     /// Tokens of answers.
     pub new_tokens: u64,
     /// Passes.
@@ -141,6 +143,8 @@ pub(super) struct Queue {
     kv_blocks: (usize, usize),
     slots: usize,
     pub keeping: Option<String>,
+    /// When those who drain it want it to be over.
+    pub ends: Option<Instant>,
     /// The engine, once its thread is over.
     pub engine: Option<Engine>,
     over: bool,
@@ -165,6 +169,7 @@ impl Queue {
             kv_blocks: (0, 0),
             slots: 0,
             keeping: None,
+            ends: None,
             engine: None,
             over: false,
         };
@@ -373,11 +378,12 @@ impl Queue {
         }
         self.totals.prompt_tokens += stats.prompt_tokens as u64;
         self.totals.reused_tokens += reused as u64;
+        self.totals.rerun_tokens += stats.rerun_tokens as u64;
         self.totals.new_tokens += stats.new_tokens as u64;
         self.totals.prefill += stats.prefill;
         self.totals.decode += stats.decode;
         self.totals.drafts.join(&stats.drafts);
-        self.rates.learn(stats);
+        self.rates.learn(stats, *finish == Finish::Cancelled);
     }
 
     /// How long a job would wait that somebody waits for and that came now.
@@ -413,8 +419,9 @@ impl Queue {
         cancelled
     }
 
-    /// Takes nothing on any more, and takes out the batch work that waits.
-    pub fn close(&mut self) -> Vec<Waiting> {
+    /// Takes nothing on any more, and takes out the batch work that waits; all is to be over when this `ends`.
+    pub fn close(&mut self, ends: Instant) -> Vec<Waiting> {
+        self.ends = Some(ends);
         if self.health == Health::Ready {
             self.health = Health::Draining;
         }

@@ -46,6 +46,10 @@ pub(super) struct Sequence {
     done: usize,
     /// Whether its cache holds anything, or all that is known of it.
     begun: bool,
+    /// Whether it was told that its turn has come.
+    told: bool,
+    /// Positions of its prompt that were known when it began, or were computed since. What is run again counts once.
+    counted: usize,
     /// What comes next once a prompt is run again that gave its blocks up.
     resumes_with: Option<u32>,
     /// Whether it gave its blocks up and waits for others.
@@ -108,7 +112,8 @@ impl Sequence {
         let Waiting { id, prompt, max_tokens, sampling, stops, constraint, priority, cancel, events, .. } =
             job;
         let vocab = engine.spec().vocab;
-        let constraint = constraint.map(|inner| Box::new(Guarded(inner)) as Box<dyn Constraint>);
+        let constraint =
+            constraint.map(|inner| Box::new(Guarded { inner, broken: None }) as Box<dyn Constraint>);
         let chooser = match Chooser::new(&sampling, constraint, stops, vocab, prompt.iter().copied()) {
             Ok(chooser) => chooser,
             Err(error) => return Err((events, error)),
@@ -127,6 +132,8 @@ impl Sequence {
             chooser,
             prompt,
             begun: false,
+            told: false,
+            counted: 0,
             resumes_with: None,
             paused: false,
             done: 0,
@@ -157,7 +164,7 @@ impl Sequence {
     /// Takes over what is known of its prompt.
     fn begin(&mut self, engine: &mut Engine, rates: &Rates) -> Result<(), GenerateError> {
         self.begun = true;
-        let first = self.stats == Stats::default();
+        let first = !std::mem::replace(&mut self.told, true);
         if first {
             self.began.at = Instant::now();
             self.began.experts = engine.counters();
@@ -169,6 +176,7 @@ impl Sequence {
         self.done = self.session.tokens().len();
         if first {
             self.reused = reused;
+            self.counted = self.done;
             self.forecast = rates.forecast(self.prompt.len() - self.done, Some(Duration::ZERO));
             _ = self.tell(JobEvent::Started { reused, forecast: self.forecast });
         }
@@ -180,6 +188,7 @@ impl Sequence {
         self.session.enter(engine);
         if let Some(next) = self.next.take() {
             self.prompt = self.session.tokens().to_vec();
+            self.counted = self.prompt.len();
             self.resumes_with = Some(next);
         }
         self.session = Session::new(engine);
@@ -247,6 +256,11 @@ impl Sequence {
         if self.next.is_none() { self.tokens.len() } else { 0 }
     }
 
+    /// Of the next rows of its prompt, how many are not run again.
+    fn fresh(&self, rows: usize) -> usize {
+        (self.done + rows).saturating_sub(self.counted.max(self.done))
+    }
+
     /// Decides on the tokens of the next pass, of which there may be `rows`; with drafts, if there is to be any
     /// `drafting`.
     pub fn prepare(
@@ -277,7 +291,7 @@ impl Sequence {
                 let left = (self.max_tokens - self.stats.new_tokens).min(rows - 1);
                 let (chooser, cancel) = (&mut self.chooser, &self.cancel);
                 self.proposed =
-                    Some(self.session.propose_within(engine, next, left, chooser, drafting, cancel)?);
+                    Some(self.session.propose_within(engine, next, left, chooser, drafting, cancel));
                 self.tokens.push(next);
                 self.tokens.extend_from_slice(&self.session.drafts);
             }
@@ -289,17 +303,18 @@ impl Sequence {
 
     /// Its part of the pass, and who tells what happens to it.
     pub fn work(&mut self) -> Work<'_> {
-        let rows = self.prompt_rows();
-        // What was known of its prompt does not count.
-        let total = self.prompt.len() + self.stats.prompt_tokens - self.done;
+        // What was known of its prompt does not count, nor what is run again.
+        let rows = self.fresh(self.prompt_rows());
+        let total = self.stats.prompt_tokens + self.prompt.len() - self.done.max(self.counted);
         Work {
-            part: Part::new(&mut self.session.kv, &self.tokens, &self.cancel),
+            part: Part::new(&mut self.session.kv, &self.tokens, &self.cancel)
+                .with_drafts(self.session.drafts.len()),
             teller: Teller {
                 events: &mut self.events,
                 cancel: &self.cancel,
                 stats: &self.stats,
                 began: &self.began,
-                prompt: (self.stats.prompt_tokens, if self.resumes_with.is_some() { 0 } else { rows }, total),
+                prompt: (self.stats.prompt_tokens, rows, total),
             },
         }
     }
@@ -331,7 +346,7 @@ impl Sequence {
         *complete = true;
         // Chosen here, so that no sequence has to keep its logits.
         let wanted = self.stats.new_tokens + right.len() < self.max_tokens;
-        *behind = known.map(Ok).or_else(|| wanted.then(|| self.chooser.choose(logits)));
+        *behind = known.or_else(|| wanted.then(|| self.chooser.choose(logits)));
     }
 
     /// The pass is over, and these were its rows; tells what came of it.
@@ -341,8 +356,11 @@ impl Sequence {
         match self.next.take() {
             None => {
                 self.session.keep(engine, &tokens, rows)?;
+                let fresh = self.fresh(tokens.len());
+                self.stats.prompt_tokens += fresh;
+                self.stats.rerun_tokens += tokens.len() - fresh;
                 self.done += tokens.len();
-                self.stats.prompt_tokens += tokens.len();
+                self.counted = self.counted.max(self.done);
                 if self.resumes_with.is_none() {
                     self.stats.prefill = self.began.at.elapsed();
                 }
@@ -473,22 +491,30 @@ impl Teller<'_> {
 
 /// Tells an event; a listener that panics hears nothing more, and its job is over.
 fn tell(events: &mut Events, cancel: &CancelToken, event: JobEvent) -> ControlFlow<()> {
-    catch_unwind(AssertUnwindSafe(|| events.tell(event))).unwrap_or_else(|_| {
+    events.tell(event).unwrap_or_else(|| {
         cancel.cancel();
         ControlFlow::Break(())
     })
 }
 
-/// A constraint whose panics are errors of its own job.
-struct Guarded(Box<dyn Constraint + Send>);
+/// A constraint whose panics are errors of its own job; after one it is not asked again.
+struct Guarded {
+    inner: Box<dyn Constraint + Send>,
+    broken: Option<String>,
+}
 
 impl Guarded {
     fn ask<T>(
         &mut self,
         ask: impl FnOnce(&mut (dyn Constraint + Send)) -> Result<T, ConstraintError>,
     ) -> Result<T, ConstraintError> {
-        catch_unwind(AssertUnwindSafe(|| ask(&mut *self.0)))
-            .unwrap_or_else(|panic| Err(ConstraintError::Broken { reason: reason(panic.as_ref()) }))
+        if self.broken.is_none() {
+            match catch_unwind(AssertUnwindSafe(|| ask(&mut *self.inner))) {
+                Ok(answer) => return answer,
+                Err(panic) => self.broken = Some(reason(panic.as_ref())),
+            }
+        }
+        Err(ConstraintError::Broken { reason: self.broken.clone().unwrap_or_default() })
     }
 }
 

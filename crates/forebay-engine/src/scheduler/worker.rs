@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::ops::{ControlFlow, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
+use std::time::{Duration, Instant};
 
 use forebay_model::kv::{BLOCK, SPARE_BLOCKS};
 use forebay_model::workspace::LOGIT_ROWS;
@@ -42,6 +43,7 @@ pub(super) fn run(mut engine: Engine, shared: &Shared) {
 
 fn serve(engine: &mut Engine, running: &mut Vec<Sequence>, shared: &Shared) {
     let mut pace = Pace::default();
+    let mut keeping = Keeping::default();
     while !running.is_empty() || wait(engine, shared) {
         shared.sweep();
         let was_idle = running.is_empty();
@@ -54,11 +56,47 @@ fn serve(engine: &mut Engine, running: &mut Vec<Sequence>, shared: &Shared) {
             engine.store.work_begins();
         }
         pass(engine, running, &mut pace, shared);
+        keeping.between_passes(engine, shared);
         if running.is_empty() {
             engine.store.work_ends();
         }
     }
-    let trouble = engine.save_prefixes().err().map(|error| error.to_string());
+    let ends = shared.lock().ends.unwrap_or_else(Instant::now).max(Instant::now() + LAST_SAVE);
+    save(engine, shared, &mut || Instant::now() < ends);
+}
+
+/// How long keeping prefixes may take at the end where there is no time left.
+const LAST_SAVE: Duration = Duration::from_secs(5);
+/// Blocks that are written at once between two passes, and how much longer it takes until there are more.
+const SOME_BLOCKS: usize = 4;
+const SAVE_SHARE: u32 = 20;
+
+/// Keeps prefixes while there is always somebody to answer: a few blocks now and then, which delay the next token.
+#[derive(Default)]
+struct Keeping {
+    /// Not before.
+    due: Option<Instant>,
+}
+
+impl Keeping {
+    fn between_passes(&mut self, engine: &mut Engine, shared: &Shared) {
+        let began = Instant::now();
+        if self.due.is_some_and(|due| began < due) {
+            return;
+        }
+        let mut left = SOME_BLOCKS;
+        save(engine, shared, &mut || {
+            let goes_on = left > 0;
+            left = left.saturating_sub(1);
+            goes_on
+        });
+        self.due = Some(Instant::now() + SAVE_SHARE * began.elapsed());
+    }
+}
+
+/// Writes what is to be kept of what was computed, as long as `goes_on` says so.
+fn save(engine: &mut Engine, shared: &Shared, goes_on: &mut dyn FnMut() -> bool) {
+    let trouble = engine.save_prefixes_while(goes_on).err().map(|error| error.to_string());
     shared.lock().keeping = trouble;
 }
 
@@ -70,9 +108,8 @@ fn wait(engine: &mut Engine, shared: &Shared) -> bool {
             return !queue.is_finished();
         }
     }
-    // When everybody has an answer, so that nobody waits for it.
-    let trouble = engine.save_prefixes().err().map(|error| error.to_string());
-    shared.lock().keeping = trouble;
+    // When everybody has an answer, so that nobody waits for it; what is left as somebody comes is for the next time.
+    save(engine, shared, &mut || !shared.lock().wants_attention());
     let look = |store: &ExpertStore| {
         if shared.watch.is_watched() {
             shared.lock().look_at_store(store);

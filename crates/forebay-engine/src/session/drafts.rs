@@ -17,9 +17,12 @@ use crate::engine::Engine;
 struct Judged {
     /// The drafts that are what was chosen, from the first one on.
     right: Vec<Token>,
-    /// What was chosen behind them, if it is known.
-    behind: Option<Choice>,
+    /// What was chosen behind them, or why nothing can be; `None` behind the last draft, where nothing was asked yet.
+    behind: Option<Chosen>,
 }
+
+/// What was chosen behind a row, or why nothing can be.
+pub(crate) type Chosen = Result<Choice, GenerateError>;
 
 /// What a verifying pass brought.
 pub(super) struct Verified {
@@ -27,8 +30,8 @@ pub(super) struct Verified {
     pub(super) emitted: usize,
     /// Drafts that the model agreed with: one more, if the last one ends the answer.
     pub(super) accepted: usize,
-    /// What comes behind them, if it is known.
-    pub(super) chosen: Option<Choice>,
+    /// What comes behind them, or why nothing can; `None` if nothing was asked yet.
+    pub(super) chosen: Option<Chosen>,
     /// Whether the caller ended the answer.
     pub(super) ended: bool,
     pub(super) pass: PassStats,
@@ -150,11 +153,12 @@ impl Session {
     ) -> Result<Option<Verified>, GenerateError> {
         let mut start = pass_starts(engine);
         let tokens: Vec<u32> = std::iter::once(next).chain(self.drafts.iter().copied()).collect();
-        if !self.pass(engine, &tokens, cancel, trace, &mut |_, _| ())? {
+        if !self.pass(engine, &tokens, self.drafts.len(), cancel, trace, &mut |_, _| ())? {
             return Ok(None);
         }
         let Judged { right, behind } = self.judge(engine, tokens.len(), chooser);
-        let accepted = self.accepted(right.len(), behind.as_ref());
+        let known = behind.as_ref().and_then(|behind| behind.as_ref().ok());
+        let accepted = self.accepted(right.len(), known);
         let asked = Instant::now();
         let (emitted, ended) = emit(right, on_event);
         // What the caller did with the tokens is no part of the pass.
@@ -172,22 +176,22 @@ impl Session {
     /// Chooses a token behind every row of the last pass over `rows` tokens, as long as the draft that comes next is
     /// that token: so what is generated is what would be without drafts, sampled tokens included.
     ///
-    /// Afterwards the logits are those behind the last draft that is right. Where nothing can be chosen the loop
-    /// will find that again.
+    /// Afterwards the logits are those behind the last draft that is right.
     fn judge(&mut self, engine: &mut Engine, rows: usize, chooser: &mut Chooser<'_>) -> Judged {
         let (ctx, _, ws) = engine.split();
         let vocab = ctx.model.spec.vocab;
-        let mut right = Vec::new();
-        for first in (0..rows).step_by(LOGIT_ROWS) {
+        let (mut right, mut behind) = (Vec::new(), None);
+        'rows: for first in (0..rows).step_by(LOGIT_ROWS) {
             let block = logits(ctx, ws, first..rows.min(first + LOGIT_ROWS));
             for (row, logits) in (first..).zip(block.chunks_exact(vocab)) {
-                if let Some(behind) = self.judge_row(row, logits, chooser, &mut right) {
+                if let Some(known) = self.judge_row(row, logits, chooser, &mut right) {
                     logits.clone_into(&mut self.logits);
-                    return Judged { right, behind };
+                    behind = known;
+                    break 'rows;
                 }
             }
         }
-        unreachable!("the row behind the last draft ends the loop")
+        Judged { right, behind }
     }
 
     /// Judges the draft behind row `row` of a pass of this sequence, by the logits of that row: `None` if it is right, and
@@ -198,7 +202,7 @@ impl Session {
         logits: &[f32],
         chooser: &mut Chooser<'_>,
         right: &mut Vec<Token>,
-    ) -> Option<Option<Choice>> {
+    ) -> Option<Option<Chosen>> {
         let draft = self.drafts.get(row).copied();
         judge_row(draft, logits, &mut |row| chooser.choose(row), right)
     }
@@ -220,6 +224,7 @@ impl Session {
         let len = self.kv.len() - rows.len() + tokens.len();
         self.kv.truncate(len);
         let (ctx, _, ws) = engine.split();
+        ws.accept(rows.start..rows.start + tokens.len());
         if let Err(error) = mtp::absorb(ctx, &mut self.kv, tokens, rows.start, ws) {
             // As if the pass had failed.
             self.kv.truncate(len - tokens.len());
@@ -238,14 +243,13 @@ fn judge_row(
     logits: &[f32],
     choose: &mut dyn FnMut(&[f32]) -> Result<Choice, GenerateError>,
     right: &mut Vec<Token>,
-) -> Option<Option<Choice>> {
+) -> Option<Option<Chosen>> {
     match draft.map(|_| choose(logits)) {
         Some(Ok(Choice::Token(token))) if Some(token.id) == draft => {
             right.push(token);
             None
         }
-        Some(Ok(other)) => Some(Some(other)),
-        Some(Err(_)) | None => Some(None),
+        chosen => Some(chosen),
     }
 }
 

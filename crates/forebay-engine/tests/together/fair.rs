@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use forebay_engine::{
-    Drafting, Engine, EngineOptions, Finish, Job, JobError, JobEvent, Priority, Sampling, Scheduler,
+    Drafting, Engine, EngineOptions, Finish, Job, JobError, JobEvent, PrefixConfig, Priority, Sampling,
+    Scheduler,
 };
 
 use super::*;
@@ -194,7 +195,9 @@ fn long_answers_give_blocks_up_and_go_on_later() {
         assert_eq!(told.lock().unwrap().iter().filter(|(_, event)| started(event)).count(), 1);
     }
     let totals = scheduler.state().totals;
-    assert!(totals.prompt_tokens > 3 * 20, "somebody ran again what it had given up: {totals:?}");
+    assert!(totals.rerun_tokens > 0, "somebody ran again what it had given up: {totals:?}");
+    // It is no longer a prompt for that.
+    assert_eq!(totals.prompt_tokens + totals.reused_tokens, 3 * 20, "{totals:?}");
 }
 
 /// Batch work gives way: while anybody else is served it has no rows, and no more than half of the places.
@@ -314,4 +317,37 @@ fn nothing_is_drafted_that_is_not_verified() {
         let drafts = outcome.stats.drafts;
         assert_eq!(drafts.proposed, drafts.verified, "{drafts:?}");
     }
+}
+
+/// What is to be kept on disk is written while there is always somebody to answer, not only when nobody is left.
+#[test]
+fn prefixes_are_kept_while_others_are_answered() {
+    let dir = toy_dir();
+    let kept = tempfile::tempdir().unwrap();
+    let options = EngineOptions { context: Some(1728), sequences: 2, ..EngineOptions::default() };
+    let mut engine = Engine::open(dir.path(), options, &mut |_, _| {}).unwrap();
+    engine.keep_prefixes(PrefixConfig { dir: kept.path().to_owned(), limit: 1 << 30 }, [3; 32]).unwrap();
+    let scheduler = Scheduler::start(engine, limits(2)).unwrap();
+    let (long, of_long) = job(&quiet_script(1500), &scheduler);
+    scheduler.submit(long).unwrap();
+    let short = Script { prompt: (0..200).map(|i| (i * i + 9) % 290).collect(), ..quiet_script(2) };
+    let (short, of_short) = job(&short, &scheduler);
+    scheduler.submit(short).unwrap();
+    let has = |told: &Told, wanted: fn(&JobEvent) -> bool| {
+        told.lock().unwrap().iter().any(|(_, event)| wanted(event))
+    };
+    let files = || {
+        let folders = std::fs::read_dir(kept.path()).unwrap().map(|entry| entry.unwrap().path());
+        folders
+            .flat_map(|folder| std::fs::read_dir(folder).unwrap())
+            .filter(|file| file.as_ref().unwrap().path().extension().is_some_and(|end| end == "kv"))
+            .count()
+    };
+    while !has(&of_short, is_end) || files() < 3 {
+        assert!(!has(&of_long, is_end), "nothing was kept until nobody was left: {} files", files());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(scheduler.drain(Duration::from_secs(60)).is_some());
+    assert_eq!(answer(&of_long).1, Ok(Finish::Length));
+    assert!(files() > 20, "the rest at the end: {}", files());
 }
