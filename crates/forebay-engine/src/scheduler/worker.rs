@@ -6,14 +6,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use forebay_model::kv::{BLOCK, SPARE_BLOCKS};
 use forebay_model::workspace::LOGIT_ROWS;
 use forebay_model::{ForwardError, Part, Phase, Trace, Watch, forward, logits};
 use forebay_tiers::ExpertStore;
 
 use super::Shared;
 use super::compose::{Pace, Ran, Shares, Wish, compose};
-use super::job::{JobError, Priority};
+use super::job::JobError;
 use super::sequence::{Sequence, Teller, Work, reason};
 use super::watch::{SeenPass, Uses};
 use crate::draft::Drafting;
@@ -125,36 +124,23 @@ fn wait(engine: &mut Engine, shared: &Shared) -> bool {
     })
 }
 
-/// Tokens of an answer that KV blocks are kept for. Longer ones take what is there, and may have to wait for others.
-const USUAL_ANSWER: usize = 1024;
-
 /// Begins jobs whose turn has come, as long as there are places, and KV blocks for all that they are expected to need.
 /// Batch work gives its blocks up for others: what it has is there for them.
 ///
 /// Those that run are kept in the order in which they have a right to KV blocks: batch work last, and of the same kind
 /// who came first.
 fn admit(engine: &mut Engine, running: &mut Vec<Sequence>, shared: &Shared) {
-    let context = shared.facts.context;
-    let needed = |prompt: usize, most: Option<usize>| {
-        let positions = (prompt + most.map_or(USUAL_ANSWER, |most| most.min(USUAL_ANSWER))).min(context);
-        positions.div_ceil(BLOCK) + SPARE_BLOCKS
-    };
+    shared.lock().hold(running.iter().map(|sequence| (sequence.id, sequence.blocks())));
     loop {
-        let there = engine.kv_blocks();
-        let fits = |prompt, most, priority| {
-            let before = running.iter().filter(|other| priority == Priority::Batch || !other.is_batch());
-            let taken: usize = before.map(Sequence::blocks).sum();
-            taken == 0 || taken + needed(prompt, most) <= there
-        };
-        let Some(job) = shared.lock().next(fits) else { return };
-        let (id, blocks) = (job.id, needed(job.prompt.len(), job.max_tokens));
+        let Some((job, blocks)) = shared.lock().next() else { return };
+        let id = job.id;
         match Sequence::new(engine, job, blocks) {
             Ok(sequence) => {
                 let at = running.partition_point(|other| sequence.is_batch() || !other.is_batch());
                 running.insert(at, sequence);
             }
             Err((mut events, error)) => {
-                shared.lock().ended(id, 0, None, &[]);
+                shared.lock().ended(id, 0, None);
                 events.failed(error.into());
                 shared.changed.notify_all();
             }
@@ -232,9 +218,10 @@ fn after(
 fn end(engine: &mut Engine, mut sequence: Sequence, how: Result<Finish, GenerateError>, shared: &Shared) {
     sequence.leave(engine);
     let outcome = how.map(|finish| sequence.outcome(engine, finish));
+    shared.seen().add(sequence.tokens());
     {
         let mut queue = shared.lock();
-        queue.ended(sequence.id, sequence.reused, outcome.as_ref().ok(), sequence.tokens());
+        queue.ended(sequence.id, sequence.reused, outcome.as_ref().ok());
         queue.look_at(engine);
     }
     match outcome {

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use forebay_engine::{
-    Drafting, Engine, EngineOptions, Finish, Job, JobError, JobEvent, PrefixConfig, Priority, Sampling,
-    Scheduler,
+    Drafting, Engine, EngineOptions, Finish, Job, JobError, JobEvent, PrefixConfig, Priority, Refused,
+    Sampling, Scheduler,
 };
 
 use super::*;
@@ -350,4 +350,34 @@ fn prefixes_are_kept_while_others_are_answered() {
     assert!(scheduler.drain(Duration::from_secs(60)).is_some());
     assert_eq!(answer(&of_long).1, Ok(Finish::Length));
     assert!(files() > 20, "the rest at the end: {}", files());
+}
+
+/// A place is no use to a job without KV blocks: it waits, which its forecast says and the queue's limit counts.
+#[test]
+fn whoever_waits_for_kv_blocks_waits() {
+    let dir = toy_dir();
+    // One whole context: 27 blocks and 2 to spare.
+    let options = EngineOptions { context: Some(1728), sequences: 1, ..EngineOptions::default() };
+    let engine = Engine::open(dir.path(), options, &mut |_, _| {}).unwrap();
+    let scheduler = Scheduler::start(engine, Limits { queue: 1, ..limits(8) }).unwrap();
+    let wait = |tokens: usize| scheduler.forecast(&toy::prompt(), Some(tokens)).wait;
+    assert_eq!(wait(1000), Some(Duration::ZERO));
+    let (first, of_first) = job(&quiet_script(1500), &scheduler);
+    let cancel = first.cancel.clone();
+    scheduler.submit(first).unwrap();
+    while !of_first.lock().unwrap().iter().any(|(_, event)| matches!(event, JobEvent::Token(_))) {
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    // 19 blocks are taken; another such job needs 18, and a short one 4.
+    assert_ne!(wait(1000), Some(Duration::ZERO));
+    assert_eq!(wait(100), Some(Duration::ZERO));
+    let (second, of_second) = job(&quiet_script(1000), &scheduler);
+    scheduler.submit(second).unwrap();
+    // It is the one that may wait, whatever comes behind it.
+    assert_ne!(wait(100), Some(Duration::ZERO));
+    let (third, _) = job(&quiet_script(10), &scheduler);
+    assert!(matches!(scheduler.submit(third), Err(Refused::QueueFull { waiting: 1, .. })));
+    cancel.cancel();
+    assert!(scheduler.drain(Duration::from_secs(60)).is_some());
+    assert_eq!(answer(&of_second).1, Ok(Finish::Length));
 }
