@@ -192,6 +192,14 @@ impl Session {
         }
     }
 
+    /// Bytes that a sequence of up to `context` tokens keeps beside its KV blocks, and the choice of its tokens.
+    pub(crate) fn planned_bytes(vocab: usize, context: usize) -> usize {
+        // Its prompt; the tokens in the cache, in a list that may have grown to twice its length; a copy in which drafts are
+        // looked up; and what the scheduler remembers of it for forecasts.
+        let tokens = 5 * size_of::<u32>() * context;
+        tokens + size_of::<f32>() * vocab + Chooser::planned_bytes(vocab)
+    }
+
     /// The tokens in the cache.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
@@ -311,26 +319,18 @@ impl Session {
         if let Finish::Cancelled = finish {
             return Ok(Finish::Cancelled);
         }
+        let max_tokens = request.max_tokens;
         // What comes behind a rejected draft was chosen when the draft was.
         let mut chosen = None;
-        while stats.new_tokens < request.max_tokens {
-            let next = match chosen.take().unwrap_or_else(|| chooser.choose(&self.logits))? {
-                Choice::Token(next) => next,
-                Choice::End(_) => return Ok(Finish::Stop),
+        loop {
+            let wanted = stats.new_tokens < max_tokens;
+            let behind =
+                chosen.take().or_else(|| wanted.then(|| chooser.choose(&self.logits))).transpose()?;
+            let mut tell = |token| on_event(Event::Token(token));
+            let id = match self.go_on(behind, chooser, stats, max_tokens, started, &mut tell)? {
+                ControlFlow::Continue(id) => id,
+                ControlFlow::Break(finish) => return Ok(finish),
             };
-            let id = next.id;
-            self.pending = Some(id);
-            stats.new_tokens += 1;
-            stats.first_token.get_or_insert_with(|| started.elapsed());
-            if on_event(Event::Token(next)).is_break() {
-                return Ok(Finish::Ended);
-            }
-            if stats.new_tokens == request.max_tokens {
-                break;
-            }
-            if self.kv.len() == self.kv.capacity() {
-                return Ok(Finish::Context);
-            }
             let left = request.max_tokens - stats.new_tokens;
             let proposed = self.propose_within(engine, id, left, chooser, true, cancel);
             stats.decode_passes += 1;
@@ -347,8 +347,41 @@ impl Session {
             }
             chosen = verified.chosen;
         }
+    }
+
+    /// Goes on with what was chosen behind the last row that was kept, and tells it: the token to run next, or why the
+    /// answer is over.
+    pub(crate) fn go_on(
+        &mut self,
+        chosen: Option<Choice>,
+        chooser: &mut Chooser<'_>,
+        stats: &mut Stats,
+        max_tokens: usize,
+        began: Instant,
+        tell: &mut dyn FnMut(Token) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<Finish, u32>, GenerateError> {
+        if let Some(chosen) = chosen.filter(|_| stats.new_tokens < max_tokens) {
+            let next = match chosen {
+                Choice::Token(next) => next,
+                Choice::End(_) => return Ok(ControlFlow::Break(Finish::Stop)),
+            };
+            let id = next.id;
+            self.pending = Some(id);
+            stats.new_tokens += 1;
+            stats.first_token.get_or_insert_with(|| began.elapsed());
+            if tell(next).is_break() {
+                return Ok(ControlFlow::Break(Finish::Ended));
+            }
+            if stats.new_tokens < max_tokens {
+                if self.kv.len() == self.kv.capacity() {
+                    return Ok(ControlFlow::Break(Finish::Context));
+                }
+                return Ok(ControlFlow::Continue(id));
+            }
+        }
         // An answer that is complete with its last token was not cut.
-        Ok(if chooser.is_complete()? { Finish::Stop } else { Finish::Length })
+        let complete = chooser.is_complete()?;
+        Ok(ControlFlow::Break(if complete { Finish::Stop } else { Finish::Length }))
     }
 
     /// Runs `prompt` in chunks of the planned size.

@@ -378,15 +378,9 @@ impl Sequence {
             Some(_) => {
                 let known = behind.as_ref().and_then(|behind| behind.as_ref().ok());
                 let accepted = self.session.accepted(right.len(), known);
-                let (mut emitted, mut ended) = (0, false);
-                for token in right {
-                    emitted += 1;
-                    ended = self.tell(JobEvent::Token(token)).is_break();
-                    if ended {
-                        break;
-                    }
-                }
-                self.session.keep(engine, &tokens[..1 + emitted], rows)?;
+                let (events, cancel) = (&mut self.events, &self.cancel);
+                let mut tell_token = |token| tell(events, cancel, JobEvent::Token(token));
+                let (emitted, ended) = self.session.take_in(engine, &tokens, rows, right, &mut tell_token)?;
                 self.stats.decode_passes += 1;
                 self.stats.new_tokens += emitted;
                 if let Some(proposed) = self.proposed.take() {
@@ -399,34 +393,16 @@ impl Sequence {
                 }
             }
         }
-        self.go_on(behind.transpose()?)
-    }
-
-    /// Goes on with what was chosen, and tells it.
-    fn go_on(&mut self, chosen: Option<Choice>) -> Next {
-        if let Some(chosen) = chosen.filter(|_| self.stats.new_tokens < self.max_tokens) {
-            let next = match chosen {
-                Choice::Token(next) => next,
-                Choice::End(_) => return Ok(ControlFlow::Break(Finish::Stop)),
-            };
-            let id = next.id;
-            self.session.pending = Some(id);
-            self.stats.new_tokens += 1;
-            self.stats.first_token.get_or_insert_with(|| self.began.at.elapsed());
-            if self.tell(JobEvent::Token(next)).is_break() {
-                return Ok(ControlFlow::Break(Finish::Ended));
+        let Self { session, chooser, stats, max_tokens, began, events, cancel, .. } = self;
+        let mut tell_token = |token| tell(events, cancel, JobEvent::Token(token));
+        let chosen = behind.transpose()?;
+        match session.go_on(chosen, chooser, stats, *max_tokens, began.at, &mut tell_token)? {
+            ControlFlow::Continue(next) => {
+                self.next = Some(next);
+                Ok(ControlFlow::Continue(()))
             }
-            if self.stats.new_tokens < self.max_tokens {
-                if self.session.kv.len() == self.session.kv.capacity() {
-                    return Ok(ControlFlow::Break(Finish::Context));
-                }
-                self.next = Some(id);
-                return Ok(ControlFlow::Continue(()));
-            }
+            ControlFlow::Break(finish) => Ok(ControlFlow::Break(finish)),
         }
-        // An answer that is complete with its last token was not cut.
-        let complete = self.chooser.is_complete()?;
-        Ok(ControlFlow::Break(if complete { Finish::Stop } else { Finish::Length }))
     }
 
     fn tell(&mut self, event: JobEvent) -> ControlFlow<()> {

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::ops::{ControlFlow, Range};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_core::CancelToken;
 use forebay_model::workspace::LOGIT_ROWS;
@@ -159,16 +159,21 @@ impl Session {
         let Judged { right, behind } = self.judge(engine, tokens.len(), chooser);
         let known = behind.as_ref().and_then(|behind| behind.as_ref().ok());
         let accepted = self.accepted(right.len(), known);
-        let asked = Instant::now();
-        let (emitted, ended) = emit(right, on_event);
-        // What the caller did with the tokens is no part of the pass.
-        start.started += asked.elapsed();
+        // What the caller does with the tokens is no part of the pass.
+        let mut asked = Duration::ZERO;
+        let mut tell = |token| {
+            let since = Instant::now();
+            let told = on_event(Event::Token(token));
+            asked += since.elapsed();
+            told
+        };
+        let (emitted, ended) = self.take_in(engine, &tokens, 0..tokens.len(), right, &mut tell)?;
+        start.started += asked;
         let chosen = if ended { None } else { behind };
         if ended {
             let (ctx, _, ws) = engine.split();
             logits(ctx, ws, emitted..emitted + 1).clone_into(&mut self.logits);
         }
-        self.keep(engine, &tokens[..1 + emitted], 0..tokens.len())?;
         let pass = pass_stats(engine, tokens.len(), &start);
         Ok(Some(Verified { emitted, accepted, chosen, ended, pass }))
     }
@@ -212,6 +217,28 @@ impl Session {
     pub(crate) fn accepted(&self, right: usize, behind: Option<&Choice>) -> usize {
         let stopped = matches!(behind, Some(Choice::End(Some(stop))) if self.drafts.get(right) == Some(stop));
         right + usize::from(stopped)
+    }
+
+    /// Hands out the drafts that are `right` until the caller has enough, and keeps as much of the last pass over `tokens`,
+    /// which had the rows `rows`: how many were handed out, and whether that ended the answer.
+    pub(crate) fn take_in(
+        &mut self,
+        engine: &mut Engine,
+        tokens: &[u32],
+        rows: Range<usize>,
+        right: Vec<Token>,
+        tell: &mut dyn FnMut(Token) -> ControlFlow<()>,
+    ) -> Result<(usize, bool), GenerateError> {
+        let (mut emitted, mut ended) = (0, false);
+        for token in right {
+            emitted += 1;
+            ended = tell(token).is_break();
+            if ended {
+                break;
+            }
+        }
+        self.keep(engine, &tokens[..1 + emitted], rows)?;
+        Ok((emitted, ended))
     }
 
     /// Of its rows `rows` of the last pass, keeps the first ones: `tokens`.
@@ -259,17 +286,6 @@ fn behind<'a>(tokens: &'a [u32], next: u32, given: &[u32]) -> (Cow<'a, [u32]>, u
         None => (tokens.into(), next),
         Some((last, between)) => ([tokens, &[next], between].concat().into(), *last),
     }
-}
-
-/// Hands out tokens until the caller has enough: how many, and whether that ended the answer.
-fn emit(tokens: Vec<Token>, on_event: &mut dyn FnMut(Event) -> ControlFlow<()>) -> (usize, bool) {
-    let all = tokens.len();
-    for (at, token) in tokens.into_iter().enumerate() {
-        if on_event(Event::Token(token)).is_break() {
-            return (at + 1, true);
-        }
-    }
-    (all, false)
 }
 
 #[cfg(test)]
