@@ -288,13 +288,18 @@ impl Tree {
         }
     }
 
-    /// Blocks in memory that no file has, those of `first` first, and always behind the one that they rest on.
+    /// Blocks in memory that no file has, those of `first` first, and always behind the one that they rest on, without which
+    /// they are no use.
     pub fn unsaved(&self, first: &[NodeId]) -> Vec<NodeId> {
         let wants = |id: &NodeId| self.nodes[*id].as_ref().is_some_and(Node::wants_file);
-        let mut all: Vec<NodeId> = first.iter().copied().filter(wants).collect();
+        let stands = |id: &NodeId| wants(id) || self.stored(*id).is_some();
+        let mut all: Vec<NodeId> = first.iter().copied().take_while(stands).filter(wants).collect();
         let listed: HashSet<NodeId> = all.iter().copied().collect();
         let mut next: Vec<NodeId> = self.roots.clone();
         while let Some(id) = next.pop() {
+            if !stands(&id) {
+                continue;
+            }
             if wants(&id) && !listed.contains(&id) {
                 all.push(id);
             }
@@ -453,5 +458,15 @@ mod tests {
         assert!(tree.unsaved(&[]).is_empty());
         tree.walk(&[7; 40]);
         assert_eq!(tree.unsaved(&[]).len(), 1);
+        // What rests on it is no use without it.
+        let tokens: Vec<u32> = (0..BLOCK as u32 + 9).collect();
+        let mut tree = Tree::default();
+        tree.enter(&tokens[..BLOCK], std::slice::from_ref(&block), None);
+        let written = save(&mut tree);
+        let path = tree.enter(&tokens, &[block.clone(), block], None);
+        tree.forget_stored(&written[0]);
+        assert!(tree.unsaved(&path).is_empty());
+        tree.walk(&tokens);
+        assert_eq!(tree.unsaved(&path), path);
     }
 }
