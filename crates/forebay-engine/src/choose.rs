@@ -49,6 +49,11 @@ impl<'r> Chooser<'r> {
         Ok(Self { sampler, constraint, stops: stops.into(), allowed: TokenSet::new() })
     }
 
+    /// Bytes that the choice of a request's tokens takes at most, its constraint apart.
+    pub(crate) fn planned_bytes(vocab: usize) -> usize {
+        vocab.div_ceil(8) + Sampler::planned_bytes(vocab)
+    }
+
     /// What comes behind `logits`. It is part of the answer from now on: the next call is for the row behind it.
     ///
     /// # Errors

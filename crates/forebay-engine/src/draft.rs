@@ -50,7 +50,7 @@ pub enum Source {
 /// What became of drafts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DraftStats {
-    /// Tokens drafted, before the budget and the context cut any off.
+    /// Tokens drafted, before a constraint cut any off.
     pub proposed: u64,
     /// Tokens verified.
     pub verified: u64,

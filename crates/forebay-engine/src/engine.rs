@@ -11,6 +11,7 @@ use forebay_io::{
 };
 use forebay_kernels::{Isa, IsaUnavailable, Kernels, Team};
 use forebay_model::experts::Rooms;
+use forebay_model::uses::Uses;
 use forebay_model::{
     Capability, Context, ExpertTable, KvCache, KvParts, KvPool, LoadedParts, Model, ModelSpec, Phase,
     Profile, Snapshot, SnapshotError, WeightError, Work, Workspace,
@@ -385,6 +386,11 @@ impl Engine {
     /// What expert streaming cost so far.
     pub fn counters(&self) -> Counters {
         self.store.counters()
+    }
+
+    /// Which experts the texts so far used, by layer of the decoder: every token that stayed counts once.
+    pub fn uses(&self) -> &Uses {
+        self.workspace.uses()
     }
 
     /// Where the time of passes went.

@@ -104,6 +104,8 @@ pub struct Outcome {
 pub struct Stats {
     /// Prompt tokens that were run, a pending one included; fewer than asked for after a cancellation.
     pub prompt_tokens: usize,
+    /// Tokens that were run again, because the KV blocks that held them had been given up for others.
+    pub rerun_tokens: usize,
     /// Tokens generated.
     pub new_tokens: usize,
     /// Time for the prompt.
@@ -188,6 +190,14 @@ impl Session {
             drafts: Vec::new(),
             foretold: None,
         }
+    }
+
+    /// Bytes that a sequence of up to `context` tokens keeps beside its KV blocks, and the choice of its tokens.
+    pub(crate) fn planned_bytes(vocab: usize, context: usize) -> usize {
+        // Its prompt; the tokens in the cache, in a list that may have grown to twice its length; a copy in which drafts are
+        // looked up; and what the scheduler remembers of it for forecasts.
+        let tokens = 5 * size_of::<u32>() * context;
+        tokens + size_of::<f32>() * vocab + Chooser::planned_bytes(vocab)
     }
 
     /// The tokens in the cache.
@@ -309,28 +319,20 @@ impl Session {
         if let Finish::Cancelled = finish {
             return Ok(Finish::Cancelled);
         }
+        let max_tokens = request.max_tokens;
         // What comes behind a rejected draft was chosen when the draft was.
         let mut chosen = None;
-        while stats.new_tokens < request.max_tokens {
-            let next = match chosen.take().map_or_else(|| chooser.choose(&self.logits), Ok)? {
-                Choice::Token(next) => next,
-                Choice::End(_) => return Ok(Finish::Stop),
+        loop {
+            let wanted = stats.new_tokens < max_tokens;
+            let behind =
+                chosen.take().or_else(|| wanted.then(|| chooser.choose(&self.logits))).transpose()?;
+            let mut tell = |token| on_event(Event::Token(token));
+            let id = match self.go_on(behind, chooser, stats, max_tokens, started, &mut tell)? {
+                ControlFlow::Continue(id) => id,
+                ControlFlow::Break(finish) => return Ok(finish),
             };
-            let id = next.id;
-            self.pending = Some(id);
-            stats.new_tokens += 1;
-            stats.first_token.get_or_insert_with(|| started.elapsed());
-            if on_event(Event::Token(next)).is_break() {
-                return Ok(Finish::Ended);
-            }
-            if stats.new_tokens == request.max_tokens {
-                break;
-            }
-            if self.kv.len() == self.kv.capacity() {
-                return Ok(Finish::Context);
-            }
             let left = request.max_tokens - stats.new_tokens;
-            let proposed = self.propose_within(engine, id, left, chooser, true, cancel)?;
+            let proposed = self.propose_within(engine, id, left, chooser, true, cancel);
             stats.decode_passes += 1;
             let Some(verified) = self.verify(engine, id, chooser, cancel, trace, on_event)? else {
                 return Ok(Finish::Cancelled);
@@ -345,8 +347,41 @@ impl Session {
             }
             chosen = verified.chosen;
         }
+    }
+
+    /// Goes on with what was chosen behind the last row that was kept, and tells it: the token to run next, or why the
+    /// answer is over.
+    pub(crate) fn go_on(
+        &mut self,
+        chosen: Option<Choice>,
+        chooser: &mut Chooser<'_>,
+        stats: &mut Stats,
+        max_tokens: usize,
+        began: Instant,
+        tell: &mut dyn FnMut(Token) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<Finish, u32>, GenerateError> {
+        if let Some(chosen) = chosen.filter(|_| stats.new_tokens < max_tokens) {
+            let next = match chosen {
+                Choice::Token(next) => next,
+                Choice::End(_) => return Ok(ControlFlow::Break(Finish::Stop)),
+            };
+            let id = next.id;
+            self.pending = Some(id);
+            stats.new_tokens += 1;
+            stats.first_token.get_or_insert_with(|| began.elapsed());
+            if tell(next).is_break() {
+                return Ok(ControlFlow::Break(Finish::Ended));
+            }
+            if stats.new_tokens < max_tokens {
+                if self.kv.len() == self.kv.capacity() {
+                    return Ok(ControlFlow::Break(Finish::Context));
+                }
+                return Ok(ControlFlow::Continue(id));
+            }
+        }
         // An answer that is complete with its last token was not cut.
-        Ok(if chooser.is_complete()? { Finish::Stop } else { Finish::Length })
+        let complete = chooser.is_complete()?;
+        Ok(ControlFlow::Break(if complete { Finish::Stop } else { Finish::Length }))
     }
 
     /// Runs `prompt` in chunks of the planned size.
@@ -400,7 +435,7 @@ impl Session {
         layers_done: &mut dyn FnMut(usize, u64),
     ) -> Result<Option<PassStats>, GenerateError> {
         let start = pass_starts(engine);
-        if !self.pass(engine, tokens, cancel, trace, layers_done)? {
+        if !self.pass(engine, tokens, 0, cancel, trace, layers_done)? {
             return Ok(None);
         }
         self.keep(engine, tokens, 0..tokens.len())?;
@@ -411,11 +446,13 @@ impl Session {
         Ok(Some(pass_stats(engine, tokens.len(), &start)))
     }
 
-    /// One pass over `tokens`, which are in the KV cache afterwards. `false` if it was cancelled.
+    /// One pass over `tokens`, of which the last ones are `drafts`; all are in the KV cache afterwards. `false` if it was
+    /// cancelled.
     fn pass(
         &mut self,
         engine: &mut Engine,
         tokens: &[u32],
+        drafts: usize,
         cancel: &CancelToken,
         trace: &mut Option<&mut (dyn Trace + '_)>,
         layers_done: &mut dyn FnMut(usize, u64),
@@ -425,7 +462,7 @@ impl Session {
         let (ctx, store, ws) = engine.split();
         let trace = trace.as_mut().map(|t| &mut **t as &mut dyn Trace);
         let mut watch = Watch { trace, layers_done, left: &mut |_, _| () };
-        let mut parts = [Part::new(&mut self.kv, tokens, cancel)];
+        let mut parts = [Part::new(&mut self.kv, tokens, cancel).with_drafts(drafts)];
         forward(ctx, store, &mut parts, ws, &mut watch);
         let [part] = parts;
         match part.result() {
@@ -487,7 +524,7 @@ impl Session {
         let mut at = 0;
         for tokens in tokens.chunks(chunk) {
             let start = pass_starts(engine);
-            if !self.pass(engine, tokens, cancel, trace, &mut |_, _| ())? {
+            if !self.pass(engine, tokens, 0, cancel, trace, &mut |_, _| ())? {
                 return Err(ForwardError::Cancelled.into());
             }
             self.keep(engine, tokens, 0..tokens.len())?;

@@ -162,6 +162,32 @@ fn a_constraint_holds_and_drafts_change_nothing() {
     }
 }
 
+/// Forced tokens and what is drafted behind them may begin in one block of the cache and end in the next one.
+#[test]
+fn forced_tokens_lie_at_every_place_of_a_block() {
+    const BLOCK: usize = forebay_model::kv::BLOCK;
+    let text = ids(&eval("heldout.json")["segments"][0]["windows"][0]);
+    let mut plain = open(Drafting::Off);
+    for drafting in [Drafting::Depth(5), Drafting::Depth(8)] {
+        let mut engine = open(drafting);
+        // Four of eight tokens are forced and there are forty: with these prompts, one begins at every distance from a
+        // block's end, and half of an answer lies on either side of it.
+        for len in BLOCK - 24..BLOCK - 16 {
+            let request =
+                Request { prompt: &text[..len], max_tokens: 100, sampling: Sampling::greedy(), stops: &[] };
+            let mut found = [&mut plain, &mut engine].map(|engine| {
+                let mut session = Session::new(engine);
+                let mut limit = Thirds::default();
+                let (tokens, done) = answer(engine, &mut session, &request, Some(&mut limit), 0);
+                assert_eq!(done.unwrap().finish, Finish::Stop);
+                tokens
+            });
+            assert_eq!(found[0].len(), 40);
+            assert_eq!(std::mem::take(&mut found[0]), found[1], "{drafting}, behind {len} tokens");
+        }
+    }
+}
+
 #[test]
 fn what_cannot_be_chosen_is_an_error_behind_the_same_tokens() {
     let prompt = prompt();
@@ -286,4 +312,55 @@ fn an_answer_ends_at_the_token_where_the_caller_ends_it() {
         }
     }
     assert!(among_drafts > 5, "{among_drafts} answers ended among drafts: too few to show anything");
+}
+
+/// A constraint that says yes to every draft and then refuses the token that was chosen, once.
+struct Refuses {
+    left: usize,
+    forced: bool,
+}
+
+impl Constraint for Refuses {
+    fn ending(&mut self) -> Result<Ending, ConstraintError> {
+        Ok(Ending::May)
+    }
+
+    fn allowed(&mut self, _: &mut TokenSet) -> Result<bool, ConstraintError> {
+        Ok(false)
+    }
+
+    fn accept(&mut self, _: u32) -> Result<(), ConstraintError> {
+        self.left = self.left.wrapping_sub(1);
+        if self.left == 0 { Err(ConstraintError::DeadEnd) } else { Ok(()) }
+    }
+
+    fn forced(&mut self, _: &mut Vec<u32>) -> Result<(), ConstraintError> {
+        if self.forced { Ok(()) } else { Err(ConstraintError::TooComplex { reason: "a test".to_owned() }) }
+    }
+
+    fn agrees(&mut self, tokens: &[u32]) -> Result<usize, ConstraintError> {
+        Ok(tokens.len())
+    }
+}
+
+/// An error behind a draft is that of the answer, behind the tokens before it: nothing is chosen anew. One that concerns
+/// drafts alone is none.
+#[test]
+fn an_error_behind_a_draft_is_not_lost() {
+    let prompt = prompt();
+    let sampling = Sampling { temperature: 0.8, seed: 5, ..Sampling::greedy() };
+    for left in [5, 6, 7, 8] {
+        for drafting in DEPTHS {
+            let mut engine = open(drafting);
+            let mut session = Session::new(&engine);
+            let request = Request { prompt: &prompt, max_tokens: 20, sampling: sampling.clone(), stops: &[] };
+            let mut limit = Refuses { left, forced: left % 2 == 0 };
+            let (tokens, done) = answer(&mut engine, &mut session, &request, Some(&mut limit), 0);
+            assert!(
+                matches!(done, Err(GenerateError::Constraint(ConstraintError::DeadEnd))),
+                "{drafting}, {left}: {done:?}"
+            );
+            assert_eq!(tokens.len(), left - 1, "{drafting}");
+        }
+    }
 }

@@ -56,7 +56,7 @@ fn drafts_and_cache_rows_are_the_published_ones() {
     let mut session = prompted(&mut engine);
     assert_eq!(session.kv().drafting(), 19, "the last row waits for the token behind it");
     close(&session.kv().latent(MTP, 0), &[-1.2662973, -0.1467661, -0.3000719, -0.6247024]);
-    let drafts = session.draft(&mut engine, 224, 3, &CancelToken::new()).unwrap();
+    let drafts = session.draft(&mut engine, 224, 3, &CancelToken::new());
     assert_eq!(drafts, [42, 218, 218]);
     close(&session.kv().latent(MTP, 19), &[0.1620995, 2.3207107, -0.6998071, 0.1923981]);
 }
@@ -65,7 +65,7 @@ fn drafts_and_cache_rows_are_the_published_ones() {
 fn without_sparse_attention_the_drafts_are_the_published_ones() {
     let (_dir, mut engine) = open(EngineOptions { dense_attention: true, ..exact(3) });
     let mut session = prompted(&mut engine);
-    assert_eq!(session.draft(&mut engine, 221, 3, &CancelToken::new()).unwrap(), [80, 26, 284]);
+    assert_eq!(session.draft(&mut engine, 221, 3, &CancelToken::new()), [80, 26, 284]);
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn acceptance(engine: &mut Engine) -> [f64; 3] {
             greedy_on(engine, &mut session, prompt, 0, &[]);
             for at in 95..156 {
                 // The cache ends with the token at `at`.
-                let drafts = session.draft(engine, text[at + 1], 3, &CancelToken::new()).unwrap();
+                let drafts = session.draft(engine, text[at + 1], 3, &CancelToken::new());
                 let agreed = drafts.iter().zip(&text[at + 2..]).take_while(|(a, b)| a == b).count();
                 right.iter_mut().take(agreed).for_each(|count| *count += 1);
                 chains += 1;
@@ -277,10 +277,53 @@ fn the_full_precision_chains_are_the_published_ones() {
         let mut session = Session::new(&engine);
         for (at, want) in sequence["drafts"].as_array().unwrap().iter().enumerate() {
             greedy_on(&mut engine, &mut session, &[text[at]], 0, &[]);
-            let have = session.draft(&mut engine, text[at + 1], 3, &CancelToken::new()).unwrap();
+            let have = session.draft(&mut engine, text[at + 1], 3, &CancelToken::new());
             same += usize::from(have == ids(want));
             all += 1;
         }
     }
     assert!(all >= 4 * 159 && same == all, "{same} of {all} chains");
+}
+
+/// What is learnt of a text does not depend on drafts: rejected ones and the layer that makes them do not count, nor what is
+/// asked for twice.
+#[test]
+fn uses_are_those_of_the_tokens_that_stayed() {
+    let prompt = ids(&eval("greedy.json")["prompts"][0]["prompt_ids"]);
+    let mut seen = Vec::new();
+    for drafting in [Drafting::Off, Drafting::Depth(1), Drafting::Depth(6)] {
+        let options = EngineOptions { context: Some(300), drafting, ..Default::default() };
+        let mut engine = Engine::open(&demo(), options, &mut |_, _| {}).unwrap();
+        let mut session = Session::new(&engine);
+        let text: Vec<u32> =
+            prompt.iter().copied().chain(greedy_on(&mut engine, &mut session, &prompt, 40, &[])).collect();
+        // The last token may not have been run.
+        let mut counted =
+            Engine::open(&demo(), EngineOptions { drafting: Drafting::Off, ..options }, &mut |_, _| {})
+                .unwrap();
+        let cached = session.tokens().len();
+        assert!(cached + 1 >= text.len());
+        let mut choices = common::Choices::default();
+        Session::new(&counted)
+            .score(&mut counted, &text[..cached], &CancelToken::new(), Some(&mut choices), &mut |_| {})
+            .unwrap();
+        let mut want = std::collections::BTreeMap::<usize, Vec<u64>>::new();
+        for ((layer, _), experts) in &choices.routed {
+            let counts = want.entry(*layer).or_insert_with(|| vec![0; engine.spec().moe.experts]);
+            experts.iter().for_each(|(expert, _)| counts[*expert as usize] += 1);
+        }
+        let found: std::collections::BTreeMap<usize, Vec<u64>> = engine
+            .uses()
+            .layers()
+            .map(|(layer, uses)| {
+                assert_eq!(uses.tokens, cached as u64, "{drafting}");
+                let mut counts = uses.counts.clone();
+                counts.resize(engine.spec().moe.experts, 0);
+                (layer, counts)
+            })
+            .collect();
+        assert_eq!(found, want, "{drafting}");
+        seen.push(cached);
+    }
+    assert!(seen.iter().all(|cached| *cached > prompt.len() + 30));
 }

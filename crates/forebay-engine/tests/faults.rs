@@ -127,20 +127,20 @@ fn faults(seed: u64) -> Faults {
     let after = if seed.is_multiple_of(3) { 0 } else { seed.wrapping_mul(6_364_136_223) % 120 };
     let usual = Faults { seed, after, ..Faults::default() };
     match seed % 11 {
-        0 => Faults { errors: 60, ..usual },
+        0 => Faults { errors: 150, ..usual },
         1 => Faults { short_reads: 60, interrupts: 30, ..usual },
         2 => Faults { again: 50, interrupts: 20, ..usual },
         3 => Faults { errors: 400, short_reads: 30, ..usual },
         4 => Faults { truncate_to: Some(seed.wrapping_mul(7_919_003) % 30_000_000), ..usual },
-        5 => Faults { latency: Duration::from_micros(seed % 200), errors: 10, ..usual },
+        5 => Faults { latency: Duration::from_micros(seed % 200), errors: 40, ..usual },
         6 => {
             let at = seed.wrapping_mul(104_729_017) % 30_000_000;
             Faults { bad: Some(at..at + 40_000), ..usual }
         }
         7 => Faults { panics: 1 + (seed % 50) as u16, ..usual },
-        8 => Faults { direct: true, short_reads: 30, errors: 5, again: 10, ..usual },
+        8 => Faults { direct: true, short_reads: 30, errors: 50, again: 10, ..usual },
         9 => Faults { direct: true, panics: 3, latency: Duration::from_micros(50), ..usual },
-        _ => Faults { errors: 15, again: 20, short_reads: 20, interrupts: 20, ..usual },
+        _ => Faults { errors: 120, again: 20, short_reads: 20, interrupts: 20, ..usual },
     }
 }
 

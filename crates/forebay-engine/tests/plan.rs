@@ -259,7 +259,12 @@ fn sequences_are_paid_for() {
     let block = (one.kv) / (64 + 2 + 1);
     assert_eq!((one.kv, four.kv), (block * 67, block * (4 * 66 + 1)));
     let lists = 2 * 16 * (64 + 1);
-    assert_eq!(four.work - one.work, 3 * lists);
+    // Ids: the prompt, a list of all that may have twice the room, a copy of it, and one to tell what is known.
+    let ids = 5 * 4 * 4096;
+    // Over 154,880 tokens: logits; those of the sampler, their probabilities and their order, in a list with twice the room;
+    // a bit for each that is allowed; and a table of those seen, of 2^18 places with 12 bytes and one.
+    let vocabulary = 4 * 154_880 + 4 * 4 * 154_880 + 154_880 / 8 + (1 << 18) * 13;
+    assert_eq!(four.work - one.work, 3 * (lists + ids + vocabulary));
 }
 
 fn toy_options() -> EngineOptions {

@@ -95,7 +95,7 @@ fn jobs_give_the_tokens_that_they_give_alone_and_go_on_from_what_is_known() {
     let want: Vec<_> = prompts.iter().map(|prompt| greedy(&mut alone, prompt, 8)).collect();
     drop(alone);
     let scheduler = start(Limits::default());
-    let forecast = scheduler.forecast(&prompts[0]);
+    let forecast = scheduler.forecast(&prompts[0], Some(8));
     assert_eq!(
         (forecast.wait, forecast.prefill, forecast.tokens_per_second),
         (Some(Duration::ZERO), None, None)
@@ -123,14 +123,14 @@ fn jobs_give_the_tokens_that_they_give_alone_and_go_on_from_what_is_known() {
     assert_eq!((state.health, state.waiting, state.running), (Health::Ready, 0, 0));
     assert_eq!((state.totals.submitted, state.totals.completed, state.totals.new_tokens), (3, 3, 24));
     assert_eq!((state.totals.reused_tokens, state.totals.prompt_tokens), (40, 40 + 20 + 33));
-    let forecast = scheduler.forecast(&prompt(300, 40));
+    let forecast = scheduler.forecast(&prompt(300, 40), Some(8));
     assert!(
         forecast.prefill.is_some_and(|time| time > Duration::ZERO) && forecast.tokens_per_second.is_some()
     );
     assert_eq!(forecast.wait, Some(Duration::ZERO));
     // Of a prompt that is known, one token is to be computed.
-    assert!(scheduler.forecast(&prompts[1]).prefill <= forecast.prefill);
-    assert_eq!(scheduler.forecast(&prompts[1]), scheduler.forecast(&[7]));
+    assert!(scheduler.forecast(&prompts[1], Some(8)).prefill <= forecast.prefill);
+    assert_eq!(scheduler.forecast(&prompts[1], Some(8)), scheduler.forecast(&[7], Some(8)));
     assert!(scheduler.drain(Duration::from_secs(10)).is_some(), "the engine comes back");
 }
 

@@ -201,6 +201,14 @@ pub enum ReadError {
     },
 }
 
+impl ReadError {
+    /// Whether the same read may go well the next time: the system or the disk failed, or delivered something else than
+    /// what was written.
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Self::EndOfFile { .. } | Self::Os { .. } | Self::Checksum { .. })
+    }
+}
+
 /// Fills `buf` from `offset`. `path` is only for the error.
 ///
 /// Short reads are continued and interrupted ones retried, as any read may be

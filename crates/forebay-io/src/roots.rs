@@ -2,7 +2,7 @@
 //!
 //! Each read goes where it should be done first: the bytes already asked of a root, over the rate at which the
 //! root has been delivering. A read that fails is done again from another root, and the file that failed is not
-//! read again as long as another root has it. Sizes, headers and samples are compared before a copy is used, so that
+//! read again as long as another root has it; where no root is left, it is tried once more. Sizes, headers and samples are compared before a copy is used, so that
 //! results are the same from everywhere.
 
 use std::io;
@@ -242,7 +242,24 @@ pub(crate) struct Booking {
 
 /// The roots that a read was tried on.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Tried(u64);
+pub(crate) struct Tried {
+    /// A bit each.
+    roots: u64,
+    /// It is being tried a second time: there is no third one.
+    again: bool,
+}
+
+impl Tried {
+    /// Whether to try a read once more that failed with `error` and has no root left: a disk may recover, and bytes may have
+    /// been wrong on their way only.
+    pub fn once_more(&mut self, error: Option<&ReadError>) -> bool {
+        let once_more = !self.again && error.is_some_and(ReadError::may_pass);
+        if once_more {
+            *self = Self { roots: 0, again: true };
+        }
+        once_more
+    }
+}
 
 impl Sources {
     pub fn new(roots: Roots) -> Self {
@@ -271,7 +288,7 @@ impl Sources {
         let len = len as u64;
         let known = self.roots.iter().filter_map(Root::rate).fold(1.0, f64::max);
         let candidates = self.roots.iter().enumerate().filter_map(|(at, root)| {
-            let source = self.get(at, shard).filter(|_| tried.0 & (1 << at) == 0)?;
+            let source = self.get(at, shard).filter(|_| tried.roots & (1 << at) == 0)?;
             let queued = root.queued_bytes.load(Ordering::Relaxed).saturating_add(len);
             // A root that has not been measured counts as the fastest, or it never would be.
             let seconds = queued as f64 / root.rate().unwrap_or(known);
@@ -310,7 +327,7 @@ impl Sources {
                 if let Some(source) = self.get(at, shard) {
                     source.suspect.store(true, Ordering::Relaxed);
                 }
-                tried.0 |= 1 << at;
+                tried.roots = if tried.again { u64::MAX } else { tried.roots | 1 << at };
             }
             End::GivenUp => {}
         }

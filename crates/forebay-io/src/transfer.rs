@@ -25,7 +25,7 @@ pub(crate) struct Tally {
     pub direct_reads: u64,
     /// Segments that were begun directly and ended through the page cache.
     pub fallbacks: u64,
-    /// Reads issued again: after a short direct one, an interruption or "try again".
+    /// Reads issued again: after a short direct one, an interruption, "try again", or a failure.
     pub retries: u64,
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use forebay_core::ReadSegment;
 use forebay_io::{
-    Access, Arena, Done, Job, Priority, ReadError, Reader, ReaderConfig, Shard, Slab, SlabClass, Transform,
-    open_files, read_exact_at,
+    Access, Arena, Done, Job, Priority, ReadAt, ReadError, Reader, ReaderConfig, Shard, Slab, SlabClass,
+    Transform, open_files, read_exact_at,
 };
 use forebay_testkit::fault::{EIO, Faults, FaultyDisk};
 use proptest::prelude::*;
@@ -87,6 +87,79 @@ fn a_bad_sector_is_named() {
         text.contains("model-1") && text.contains("offset 600") && text.contains("check the disk"),
         "{text}"
     );
+}
+
+/// What fails once is read once more, and counted; what fails twice is the error of its job.
+#[test]
+fn a_read_that_fails_is_tried_once_more() {
+    let bytes = pattern(1000);
+    let arena = arena(4096, 1);
+    let run = |reader: &Reader, segments: &[ReadSegment]| {
+        reader.submit(Priority::Demand, plain(0, segments, arena.take(0).unwrap()));
+        let Done { slab, result, .. } = reader.recv().unwrap();
+        (slab[..400].to_vec(), result)
+    };
+    // Every first try fails.
+    let faults = Faults { errors: 1000, passing: true, ..Faults::default() };
+    let passing = reader(vec![shard("a", FaultyDisk::of_bytes(bytes.clone(), faults))], 1, 0);
+    for at in 0..20 {
+        let (found, result) = run(&passing, &[seg(0, at, 100, 0), seg(0, 300 + at, 300, 100)]);
+        let stats = result.unwrap();
+        assert_eq!((stats.reads, stats.retries, stats.bytes), (4, 2, 400), "both segments were read twice");
+        let at = at as usize;
+        assert_eq!(found, [&bytes[at..at + 100], &bytes[300 + at..600 + at]].concat());
+    }
+    assert_eq!(passing.roots()[0].errors, 40);
+    // What stays is tried twice, and no more: an error, and an end that comes too early.
+    let stays = [
+        Faults { bad: Some(600..601), ..Faults::default() },
+        Faults { truncate_to: Some(600), ..Faults::default() },
+    ];
+    for faults in stays {
+        let disk = Arc::new(FaultyDisk::of_bytes(bytes.clone(), faults));
+        let shard = Shard { path: "a".into(), file: Arc::clone(&disk) as _ };
+        let reader = reader(vec![shard], 1, 0);
+        let (_, result) = run(&reader, &[seg(0, 600, 400, 0)]);
+        let error = result.unwrap_err();
+        assert!(
+            matches!(error, ReadError::Os { os_code: Some(EIO), .. } | ReadError::EndOfFile { got: 0, .. }),
+            "{error:?}"
+        );
+        assert_eq!((disk.reads(), reader.roots()[0].errors), (2, 2));
+    }
+}
+
+/// A file whose bytes arrive wrong every other time.
+struct Flips(FaultyDisk);
+
+impl ReadAt for Flips {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> std::io::Result<usize> {
+        let read = self.0.read_at(buf, offset)?;
+        buf[0] ^= u8::from(self.0.reads() % 2 == 1);
+        Ok(read)
+    }
+
+    fn size(&self) -> std::io::Result<u64> {
+        self.0.size()
+    }
+}
+
+/// Bytes that were wrong on their way are read once more.
+#[test]
+fn bytes_with_another_checksum_are_read_once_more() {
+    let bytes = pattern(1000);
+    let flips = Flips(FaultyDisk::of_bytes(bytes.clone(), Faults::default()));
+    let reader = reader(vec![Shard { path: "a".into(), file: Arc::new(flips) }], 1, 0);
+    let arena = arena(4096, 1);
+    for at in [0, 300] {
+        let (segment, slab) = (seg(0, at, 400, 0), arena.take(0).unwrap());
+        let check = Some(crc32c::crc32c(&bytes[at as usize..][..400]));
+        reader.submit(Priority::Demand, Job { check, ..plain(0, &[segment], slab) });
+        let Done { slab, result, .. } = reader.recv().unwrap();
+        let stats = result.unwrap();
+        assert_eq!((stats.reads, stats.retries, stats.checked), (2, 1, 800));
+        assert_eq!(slab[..400], bytes[at as usize..][..400]);
+    }
 }
 
 #[test]

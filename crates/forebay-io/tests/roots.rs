@@ -105,6 +105,7 @@ fn bytes_with_another_checksum_come_from_the_other_disk() {
         let path = files.path().join("bad");
         let (offset, len) = (segment.offset, 8192);
         assert_eq!(error, ReadError::Checksum { path, offset, len, expected, found }, "{backend}");
+        assert_eq!(reader.roots()[0].errors, 2, "{backend}: read once more");
         assert_eq!(ask(&reader, None).result.unwrap().checked, 0);
         assert!(ask(&reader, Some(found)).result.is_ok());
     }

@@ -227,6 +227,7 @@ pub fn forward(
     }
     pass.lay_out(|part| part.kv.len());
     ws.profile.start();
+    ws.moe.uses.begin();
     resize(&mut ws.x, pass.rows() * spec.hidden);
     for span in pass.spans().to_vec() {
         if let Some(trace) = watch.trace.as_deref_mut() {
@@ -272,6 +273,7 @@ fn take_out(spec: &ModelSpec, pass: &mut Pass<'_, '_>, ws: &mut Workspace) {
     if let Some(stay) = pass.take_out() {
         keep_rows(&mut ws.x, spec.hidden, &stay);
         ws.attention.keep_rows(&stay);
+        ws.moe.uses.keep_rows(&stay);
     }
 }
 

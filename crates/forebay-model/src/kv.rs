@@ -87,6 +87,12 @@ impl KvCache {
         &self.blocks[..self.len.div_ceil(BLOCK)]
     }
 
+    /// The blocks that there are of `positions`.
+    pub fn blocks_at(&self, positions: &Range<usize>) -> &[Arc<KvBlock>] {
+        let end = positions.end.div_ceil(BLOCK).min(self.blocks.len());
+        &self.blocks[(positions.start / BLOCK).min(end)..end]
+    }
+
     /// Becomes the sequence that `blocks` hold: `len` positions, and `drafting` rows of the MTP layer. If these are as
     /// many, the last one stands with the token behind the last position, in its block.
     ///

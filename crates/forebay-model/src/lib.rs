@@ -26,6 +26,7 @@ pub mod profile;
 pub mod snapshot;
 pub mod spec;
 pub mod trace;
+pub mod uses;
 pub mod weights;
 pub mod workspace;
 

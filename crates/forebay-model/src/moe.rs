@@ -24,6 +24,7 @@ use crate::pass::Pass;
 use crate::profile::{Phase, Profile};
 use crate::spec::ModelSpec;
 use crate::trace::Trace;
+use crate::uses::Uses;
 use crate::weights::{Matrix, Mlp};
 use crate::workspace::{Quantised, resize};
 use choose::choose;
@@ -79,6 +80,7 @@ pub(crate) struct MoeScratch {
     /// `[rows, hidden]`, or a part of the rows; nothing if there is no shared expert.
     shared: Vec<f32>,
     guess: GuessScratch,
+    pub(crate) uses: Uses,
     /// Every expert of a layer, ascending: what a long pass is expected to want.
     every: Vec<u32>,
 }
@@ -100,6 +102,7 @@ impl MoeScratch {
             + MlpScratch::planned_bytes(at_once, width)
             + 4 * at_once * spec.hidden
             + GuessScratch::planned_bytes(spec.hidden, m.experts, m.top_k, rows)
+            + Uses::planned_bytes(spec.layers.len(), m.experts, m.top_k, rows)
     }
 }
 
@@ -143,6 +146,9 @@ pub(crate) fn admit(
         let (ids, weights) = (&scratch.ids[slots.clone()], &scratch.weights[slots.clone()]);
         if let Some(trace) = &mut trace {
             trace.routed(site.layer, pass.position(row), ids, weights);
+        }
+        if site.layer < ctx.model.layers.len() {
+            scratch.uses.chose(site.layer, row, pass.is_draft(row), ids);
         }
         for (slot, id) in slots.zip(ids) {
             let users = &mut scratch.users[*id as usize];

@@ -153,7 +153,7 @@ pub fn absorb(
 /// `drafts`. Always the most likely ones; fewer where the cache ends.
 ///
 /// # Errors
-/// As a pass. The cache keeps its length.
+/// As a pass. The cache keeps its length, and what was drafted by then is in `drafts`.
 #[allow(clippy::too_many_arguments)] // What a pass takes, and what is drafted.
 pub fn draft(
     ctx: Context<'_>,
@@ -171,8 +171,8 @@ pub fn draft(
     if carry(kv).is_none() {
         return Ok(());
     }
-    // Row p stands with token p + 1.
-    kv.prepare(kv.len()..kv.len() + depth)?;
+    // Row p stands with token p + 1; what is given has rows too.
+    kv.prepare(kv.len()..kv.len() + given.len() + depth)?;
     let before = ws.profile.all();
     let mut steps = || {
         let mut token = next;

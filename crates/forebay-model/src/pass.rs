@@ -17,6 +17,8 @@ pub struct Part<'a> {
     pub(crate) kv: &'a mut KvCache,
     pub(crate) tokens: &'a [u32],
     pub(crate) cancel: &'a CancelToken,
+    /// So many of the tokens, the last ones, are guesses.
+    drafts: usize,
     /// Why it left the pass.
     error: Option<ForwardError>,
     /// Its rows after the pass.
@@ -26,7 +28,13 @@ pub struct Part<'a> {
 impl<'a> Part<'a> {
     /// Runs `tokens` at the positions behind those of `kv` and appends them to it, until `cancel` is raised.
     pub fn new(kv: &'a mut KvCache, tokens: &'a [u32], cancel: &'a CancelToken) -> Self {
-        Self { kv, tokens, cancel, error: None, rows: 0..0 }
+        Self { kv, tokens, cancel, drafts: 0, error: None, rows: 0..0 }
+    }
+
+    /// The same, where the last `drafts` tokens are guesses: what they use is learnt once they are
+    /// [accepted](crate::Workspace::accept).
+    pub fn with_drafts(self, drafts: usize) -> Self {
+        Self { drafts, ..self }
     }
 
     /// How it ended: the rows of the pass that were its own, which say where its hidden states and logits are, or
@@ -121,6 +129,12 @@ impl<'p, 'a> Pass<'p, 'a> {
     pub(crate) fn position(&self, row: usize) -> usize {
         let span = self.span_of(row);
         span.position + row - span.first
+    }
+
+    /// Whether the token of a row is a guess.
+    pub(crate) fn is_draft(&self, row: usize) -> bool {
+        let span = self.span_of(row);
+        row + self.parts[span.part].drafts >= span.end()
     }
 
     /// Whether the sequence of a row is still there.

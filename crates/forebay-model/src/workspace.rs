@@ -8,6 +8,7 @@ use crate::moe::MoeScratch;
 use crate::mtp::MtpScratch;
 use crate::profile::Profile;
 use crate::spec::ModelSpec;
+use crate::uses::Uses;
 
 /// Buffers of the forward pass, reused from pass to pass.
 pub struct Workspace {
@@ -54,6 +55,16 @@ impl Workspace {
     /// The hidden state of row `row` of the last pass, before the final norm.
     pub fn hidden(&self, spec: &ModelSpec, row: usize) -> &[f32] {
         &self.x[row * spec.hidden..(row + 1) * spec.hidden]
+    }
+
+    /// What texts used so far, of the decoder: rows of drafts that were not accepted are not among them.
+    pub fn uses(&self) -> &Uses {
+        &self.moe.uses
+    }
+
+    /// These rows of the last pass stay.
+    pub fn accept(&mut self, rows: std::ops::Range<usize>) {
+        self.moe.uses.accept(rows);
     }
 
     /// Bytes of buffers that passes of up to `size.rows` rows, with `context` positions, can need.

@@ -295,6 +295,11 @@ impl Page {
                 counters.service_ns as f64 / 1e9,
             ),
             ("forebay_expert_failures_total", "Experts that could not be read.", counters.failures as f64),
+            (
+                "forebay_expert_read_retries_total",
+                "Reads of experts that were tried again: short, interrupted, or failed once.",
+                counters.retries as f64,
+            ),
         ] {
             self.counter(name, help, &[(String::new(), value)]);
         }

@@ -215,7 +215,7 @@ fn submit(app: &Arc<App>, prepared: Prepared, streams: bool) -> Result<Running, 
     let (send, pieces) = unbounded_channel();
     let (prompt_tokens, choices) = (prepared.ids.len(), prepared.choices);
     let cancel = CancelToken::new();
-    let forecast = app.scheduler.forecast(&prepared.ids);
+    let forecast = app.scheduler.forecast(&prepared.ids, prepared.max_tokens);
     let ahead = Arc::new(AtomicUsize::new(0));
     let mut running = Running {
         pieces,

@@ -3,7 +3,7 @@
 //! What a read meets depends on the seed, its offset and how often that offset
 //! was tried, never on which thread came first, so a failing case can be replayed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,6 +27,8 @@ pub struct Faults {
     pub again: u8,
     /// Of 1000 reads, how many fail with [`EIO`], at random places and tries: the next try may work.
     pub errors: u16,
+    /// No error comes right behind another one at the same place: what is tried once more works.
+    pub passing: bool,
     /// Of 1000 reads, how many panic.
     pub panics: u16,
     /// Reads that go well first.
@@ -53,6 +55,8 @@ pub struct FaultyDisk {
 struct State {
     faults: Faults,
     tries: HashMap<u64, u64>,
+    /// Where the last try failed.
+    failed: HashSet<u64>,
     /// Reads since the faults were set.
     since: u64,
     reads: u64,
@@ -91,6 +95,7 @@ impl FaultyDisk {
         let mut state = self.state();
         state.faults = faults;
         state.tries.clear();
+        state.failed.clear();
         state.since = 0;
     }
 
@@ -110,6 +115,17 @@ impl FaultyDisk {
 }
 
 impl FaultyDisk {
+    /// Whether a try fails that is to fail, and remembers it.
+    fn fails(&self, offset: u64, fails: bool, passing: bool) -> bool {
+        let failed = &mut self.state().failed;
+        let failed_before = failed.remove(&offset);
+        let fails = fails && !(passing && failed_before);
+        if fails {
+            failed.insert(offset);
+        }
+        fails
+    }
+
     fn read(&self, buf: &mut [u8], offset: u64, direct: bool) -> io::Result<usize> {
         let (faults, attempt) = {
             let mut state = self.state();
@@ -136,7 +152,8 @@ impl FaultyDisk {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         assert!(draw(7) % 1000 >= u64::from(faults.panics), "a panic at offset {offset}, as was asked for");
-        if draw(6) % 1000 < u64::from(faults.errors) {
+        let fails = draw(6) % 1000 < u64::from(faults.errors);
+        if faults.errors > 0 && self.fails(offset, fails, faults.passing) {
             return Err(io::Error::from_raw_os_error(EIO));
         }
         let mut end = offset.saturating_add(buf.len() as u64);
@@ -249,6 +266,13 @@ mod tests {
         // 10% of what is not told to try again; 20% of three tries in four.
         assert!((100..300).contains(&count(&|e| e.raw_os_error() == Some(EIO))));
         assert!((200..400).contains(&count(&|e| e.kind() == io::ErrorKind::WouldBlock)));
+    }
+
+    #[test]
+    fn errors_that_pass_are_never_two_in_a_row() {
+        let disk = disk(Faults { errors: 600, passing: true, ..Faults::default() });
+        let tries: Vec<bool> = (0..200).map(|_| disk.read_at(&mut [0; 4], 8).is_ok()).collect();
+        assert!(tries.contains(&false) && tries.windows(2).all(|two| two[0] || two[1]), "{tries:?}");
     }
 
     #[test]

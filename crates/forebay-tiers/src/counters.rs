@@ -51,7 +51,7 @@ pub struct Counters {
     pub direct_reads: u64,
     /// Direct reads that had to be finished through the page cache.
     pub fallbacks: u64,
-    /// Reads that were repeated: short, interrupted, or told to try again.
+    /// Reads that were repeated: short, interrupted, told to try again, or failed once.
     pub retries: u64,
     /// Time that workers spent on `loads`, in nanoseconds; several workers add up,
     /// so it may exceed wall time.
@@ -173,7 +173,10 @@ impl Counters {
                     self.ahead_wasted_bytes += bytes;
                 }
             }
-            Err(_) => self.failures += 1,
+            Err(error) => {
+                self.failures += 1;
+                self.retries += u64::from(error.may_pass());
+            }
         }
     }
 

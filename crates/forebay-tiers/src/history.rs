@@ -11,8 +11,6 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::routes::Union;
-
 /// Layers that a history may have.
 pub const MAX_LAYERS: usize = 4096;
 /// Experts that a layer of a history may have.
@@ -135,18 +133,16 @@ impl History {
         Ok(history)
     }
 
-    /// Counts a step: every row is an accepted token. Numbers beyond [`MAX_EXPERTS`] and
+    /// Counts what `tokens` accepted tokens used of a layer, expert by expert. Numbers beyond [`MAX_EXPERTS`] and
     /// [`MAX_LAYERS`] are no model's and not counted.
-    pub fn observe_step(&mut self, layer: u32, step: &Union) {
+    pub fn observe(&mut self, layer: u32, tokens: u64, counts: &[u64]) {
         if layer as usize >= MAX_LAYERS {
             return;
         }
         let layer = self.fresh.entry(layer).or_default();
-        layer.tokens = layer.tokens.saturating_add(step.rows);
-        for (expert, uses) in step.experts.iter().zip(&step.uses) {
-            if (*expert as usize) < MAX_EXPERTS {
-                layer.add(*expert as usize, u64::from(*uses));
-            }
+        layer.tokens = layer.tokens.saturating_add(tokens);
+        for (expert, uses) in counts.iter().take(MAX_EXPERTS).enumerate().filter(|(_, uses)| **uses > 0) {
+            layer.add(expert, *uses);
         }
     }
 

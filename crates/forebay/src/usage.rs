@@ -39,10 +39,8 @@ impl Usage {
 
     /// Adds what was used since the engine was opened.
     pub fn end(mut self, engine: &mut Engine) {
-        let layers: Vec<u32> = engine.store().layers().collect();
-        let Some(routes) = engine.store().recorded() else { return };
-        for (layer, steps) in layers.into_iter().zip(&routes.layers) {
-            steps.iter().for_each(|step| self.history.observe_step(layer, step));
+        for (layer, uses) in engine.uses().layers() {
+            self.history.observe(layer as u32, uses.tokens, &uses.counts);
         }
         if let Err(error) = self.save() {
             console::note(&error.to_string());

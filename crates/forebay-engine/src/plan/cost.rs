@@ -11,6 +11,7 @@ use forebay_tiers::{ClassDemand, LayerDemand, SlotDemand, recording_bytes};
 
 use super::PlanRequest;
 use super::outlook::Token;
+use crate::session::Session;
 
 // The four figures below are measured: peaks of runs on the bundled model (20 to 51 MB planned, all within
 // 9 MB of what was planned), of `forebay plan` on GLM-5.2's 118,478 tensors and 19,456 experts (44.7 MB), and
@@ -119,7 +120,13 @@ impl<'a> Costs<'a> {
         // Loading comes before the first pass, so its largest transient shares the passes' buffers.
         let parts = LoadedParts { embedding, mtp: self.mtp };
         let loading = Model::load_transient_bytes(self.snapshot, parts);
-        self.buffers(pass, context).max(loading)
+        self.buffers(pass, context).max(loading).saturating_add(self.sequences(context))
+    }
+
+    /// What sequences keep beside their KV blocks: ids of tokens, and what the choice of the next one takes.
+    fn sequences(&self, context: usize) -> u64 {
+        let each = Session::planned_bytes(self.spec.vocab, context) as u64;
+        each.saturating_mul(self.request.sequences.max(1) as u64)
     }
 
     fn buffers(&self, pass: Pass, context: usize) -> u64 {

@@ -76,6 +76,8 @@ pub struct Saved {
     pub bytes: u64,
     /// Blocks were left out because the limit does not allow for more of this sequence.
     pub full: bool,
+    /// Blocks were left for another time.
+    pub unfinished: bool,
 }
 
 /// What a store holds of one model.
@@ -135,6 +137,8 @@ pub(super) struct Disk {
     hidden: usize,
     /// Numbers the unfinished files of this process.
     unfinished: u64,
+    /// The path whose files were marked as used last.
+    touched: Vec<NodeId>,
 }
 
 impl Disk {
@@ -160,6 +164,7 @@ impl Disk {
             position_bytes: layout.position_bytes(),
             hidden: layout.hidden(),
             unfinished: 0,
+            touched: Vec::new(),
             folder,
         };
         let mut found = Vec::new();
@@ -264,10 +269,18 @@ impl Disk {
         Some(header.carries.iter().map(|at| *at as usize).zip(states).collect())
     }
 
-    /// Writes the blocks that no file has.
-    pub fn save(&mut self, tree: &mut Tree, last: &[NodeId]) -> Result<Saved, KeepError> {
+    /// Writes the blocks that no file has, as long as `goes_on` says so.
+    pub fn save(
+        &mut self,
+        tree: &mut Tree,
+        last: &[NodeId],
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Saved, KeepError> {
         let last = tree.present(last);
-        self.touch(tree, &last);
+        if self.touched != last {
+            self.touch(tree, &last);
+            self.touched.clone_from(&last);
+        }
         let mut saved = Saved::default();
         let unsaved = tree.unsaved(&last);
         if unsaved.is_empty() {
@@ -279,6 +292,10 @@ impl Disk {
             let (key, parent, first) = tree.place(id);
             if first > 0 && !tree.is_stored(&parent) {
                 continue;
+            }
+            if !goes_on() {
+                saved.unfinished = true;
+                break;
             }
             let bytes = (MAX_HEADER as u64) + self.payload(tree.tokens(id).len(), tree.carries(id).len());
             while !space.fits(bytes) {
@@ -387,6 +404,12 @@ impl Space {
     }
 
     fn add(&mut self, path: PathBuf, bytes: u64) {
+        // It may have taken the place of an older one.
+        self.files.retain(|(old, old_bytes)| {
+            let is_new = *old != path;
+            self.bytes -= if is_new { 0 } else { *old_bytes };
+            is_new
+        });
         self.bytes += bytes;
         self.files.push_back((path, bytes));
     }
@@ -519,7 +542,9 @@ mod tests {
         let config = PrefixConfig { dir: dir.path().join("kept"), limit: 1 << 30 };
         let (mut disk, found) = Disk::open(config.clone(), [5; 32], pool.layout()).unwrap();
         assert!(found.is_empty());
-        assert_eq!(disk.save(&mut tree, &path).unwrap().blocks, 1);
+        let never = disk.save(&mut tree, &path, &mut || false).unwrap();
+        assert!(never.blocks == 0 && never.unfinished);
+        assert_eq!(disk.save(&mut tree, &path, &mut || true).unwrap().blocks, 1);
         let (disk, mut found) = Disk::open(config, [5; 32], pool.layout()).unwrap();
         assert_eq!((found.len(), &found[0].tokens), (1, &tokens));
         (dir, disk, found.remove(0), pool, rows)

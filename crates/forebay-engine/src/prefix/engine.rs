@@ -29,7 +29,15 @@ impl Engine {
     /// # Errors
     /// If something cannot be written. What is in the store stays right.
     pub fn save_prefixes(&mut self) -> Result<Saved, KeepError> {
-        self.prefixes.save()
+        self.save_prefixes_while(&mut || true)
+    }
+
+    /// The same, as long as `goes_on` says so, which is asked before every block; what is left is for the next time.
+    ///
+    /// # Errors
+    /// As [`save_prefixes`](Self::save_prefixes).
+    pub fn save_prefixes_while(&mut self, goes_on: &mut dyn FnMut() -> bool) -> Result<Saved, KeepError> {
+        self.prefixes.save(goes_on)
     }
 
     /// KV blocks that hold earlier sequences, and KV blocks that there may be.

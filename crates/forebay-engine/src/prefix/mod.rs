@@ -57,7 +57,7 @@ impl Prefixes {
     pub fn make_room(&mut self, kv: &mut KvCache, positions: Range<usize>) -> Result<(), NoBlock> {
         loop {
             match kv.prepare(positions.clone()) {
-                Err(_) if self.tree.evict() => {}
+                Err(_) if self.tree.evict(kv.blocks_at(&positions)) => {}
                 done => return done,
             }
         }
@@ -106,7 +106,7 @@ impl Prefixes {
         let mut block = loop {
             match KvPool::take(&self.pool) {
                 Ok(block) => break block,
-                Err(_) if self.tree.evict() => {}
+                Err(_) if self.tree.evict(&[]) => {}
                 Err(_) => return None,
             }
         };
@@ -120,10 +120,11 @@ impl Prefixes {
         }
     }
 
-    /// Writes what is not in the store yet, the path that was entered last first. Nothing without a store.
-    pub fn save(&mut self) -> Result<Saved, KeepError> {
+    /// Writes what is not in the store yet, the path that was entered last first, as long as `goes_on` says so before a
+    /// block. Nothing without a store.
+    pub fn save(&mut self, goes_on: &mut dyn FnMut() -> bool) -> Result<Saved, KeepError> {
         let Some(disk) = &mut self.disk else { return Ok(Saved::default()) };
-        disk.save(&mut self.tree, &self.last)
+        disk.save(&mut self.tree, &self.last, goes_on)
     }
 
     /// Blocks that are held here, and blocks that may exist.

@@ -22,8 +22,12 @@ struct Node {
     carries: Vec<(usize, Vec<f32>)>,
     key: Key,
     stored: Option<Stored>,
-    /// Files that this one makes superfluous.
-    superseded: Vec<Stored>,
+    /// The file lacks a hidden state that is known by now.
+    outdated: bool,
+    /// Files of fewer tokens that this one makes superfluous, and how many they have.
+    superseded: Vec<(Stored, usize)>,
+    /// The file made room for others: it is not written again before the block is used again.
+    left_out: bool,
     used: u64,
     children: Vec<NodeId>,
 }
@@ -80,7 +84,9 @@ impl Tree {
             carries: Vec::new(),
             key: key_of(&self.key(parent), tokens),
             stored: None,
+            outdated: false,
             superseded: Vec::new(),
+            left_out: false,
             used: self.clock,
             children: Vec::new(),
         };
@@ -98,7 +104,9 @@ impl Tree {
 
     fn use_node(&mut self, id: NodeId) {
         self.clock += 1;
-        self.node_mut(id).used = self.clock;
+        let now = self.clock;
+        let node = self.node_mut(id);
+        (node.used, node.left_out) = (now, false);
     }
 
     /// Enters a sequence and returns its nodes, the first one first.
@@ -130,10 +138,11 @@ impl Tree {
             Some((id, rows)) if rows == self.node(id).tokens.len() => {
                 let key = key_of(&self.key(parent), part);
                 let node = self.node_mut(id);
+                node.superseded.extend(node.stored.take().map(|file| (file, rows)));
+                node.outdated = false;
                 node.tokens = part.to_vec();
                 node.block = Some(block.clone());
                 node.key = key;
-                node.superseded.extend(node.stored.take());
                 id
             }
             _ => {
@@ -205,19 +214,26 @@ impl Tree {
         self.nodes.iter().flatten().filter(|node| node.block.is_some()).count()
     }
 
-    /// Gives up the block that was used least recently, of those on which no other in memory rests; first those that
-    /// no sequence uses. `false` if there is none.
-    pub fn evict(&mut self) -> bool {
+    /// Gives up the block that was used least recently, of those on which no other in memory rests. A block that a sequence
+    /// holds stays: without it here nothing would be free. Except, last of all, one of `wanted`, which a sequence wants to
+    /// write to: once it holds it alone it needs no copy. `false` if there is none.
+    pub fn evict(&mut self, wanted: &[Arc<KvBlock>]) -> bool {
         let last = |node: &Node| !node.children.iter().any(|child| self.node(*child).block.is_some());
         let candidates = self.nodes.iter().enumerate().filter_map(|(id, node)| {
             let node = node.as_ref()?;
             let block = node.block.as_ref().filter(|_| last(node))?;
-            Some((Arc::strong_count(block) > 1, node.used, id))
+            let held = match Arc::strong_count(block) {
+                1 => false,
+                2 if wanted.iter().any(|wanted| Arc::ptr_eq(wanted, block)) => true,
+                _ => return None,
+            };
+            Some((held, node.used, id))
         });
         let Some((_, _, id)) = candidates.min() else { return false };
         let node = self.node_mut(id);
         node.block = None;
         node.carries.clear();
+        node.go_back_to_file();
         self.prune(id);
         true
     }
@@ -243,12 +259,13 @@ impl Tree {
 
     /// A file is gone, or was no use.
     pub fn forget_stored(&mut self, key: &Key) {
-        let found = self.nodes.iter().position(|node| {
-            node.as_ref().and_then(|node| node.stored.as_ref()).is_some_and(|stored| stored.key == *key)
-        });
-        if let Some(id) = found {
-            self.node_mut(id).stored = None;
-            self.prune(id);
+        for id in 0..self.nodes.len() {
+            let Some(node) = self.nodes[id].as_mut() else { continue };
+            node.superseded.retain(|(old, _)| old.key != *key);
+            if node.stored.take_if(|stored| stored.key == *key).is_some() {
+                (node.outdated, node.left_out) = (false, true);
+                self.prune(id);
+            }
         }
     }
 
@@ -271,15 +288,18 @@ impl Tree {
         }
     }
 
-    /// Blocks in memory that no file has, those of `first` first, and always behind the one that they rest on.
+    /// Blocks in memory that no file has, those of `first` first, and always behind the one that they rest on, without which
+    /// they are no use.
     pub fn unsaved(&self, first: &[NodeId]) -> Vec<NodeId> {
-        let wants = |id: &NodeId| {
-            self.nodes[*id].as_ref().is_some_and(|node| node.block.is_some() && node.stored.is_none())
-        };
-        let mut all: Vec<NodeId> = first.iter().copied().filter(wants).collect();
+        let wants = |id: &NodeId| self.nodes[*id].as_ref().is_some_and(Node::wants_file);
+        let stands = |id: &NodeId| wants(id) || self.stored(*id).is_some();
+        let mut all: Vec<NodeId> = first.iter().copied().take_while(stands).filter(wants).collect();
         let listed: HashSet<NodeId> = all.iter().copied().collect();
         let mut next: Vec<NodeId> = self.roots.clone();
         while let Some(id) = next.pop() {
+            if !stands(&id) {
+                continue;
+            }
             if wants(&id) && !listed.contains(&id) {
                 all.push(id);
             }
@@ -307,10 +327,9 @@ impl Tree {
     /// A block was written; returns the files that it made superfluous.
     pub fn saved(&mut self, id: NodeId, file: Stored) -> Vec<Stored> {
         let node = self.node_mut(id);
-        let mut superseded = std::mem::take(&mut node.superseded);
-        superseded.retain(|old| old.key != file.key);
         node.stored = Some(file);
-        superseded
+        node.outdated = false;
+        std::mem::take(&mut node.superseded).into_iter().map(|(old, _)| old).collect()
     }
 
     /// The nodes of `path` that are still there.
@@ -330,7 +349,124 @@ impl Node {
         if self.carries.len() > CARRIES {
             self.carries.remove(0);
         }
-        // What a file has is older: it is written anew.
-        self.superseded.extend(self.stored.take());
+        // What a file has is older: it is written anew, and until then better than none.
+        self.outdated = true;
+    }
+
+    /// Whether its block is to be written.
+    fn wants_file(&self) -> bool {
+        let current = self.stored.is_some() && !self.outdated;
+        self.block.is_some() && !current && !self.left_out
+    }
+
+    /// Its block is gone. If a file has its first tokens it stands for these again.
+    fn go_back_to_file(&mut self) {
+        self.outdated = false;
+        if self.stored.is_none()
+            && self.children.is_empty()
+            && let Some((file, len)) = self.superseded.pop()
+        {
+            self.tokens.truncate(len);
+            self.key = file.key;
+            self.stored = Some(file);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_model::{KvDtype, KvLayout, KvParts, KvPool, Snapshot, SnapshotOptions};
+    use forebay_testkit::toy;
+
+    use super::*;
+
+    fn pool(blocks: usize) -> Arc<KvPool> {
+        let dir = tempfile::tempdir().unwrap();
+        toy::write(dir.path()).unwrap();
+        let spec = Snapshot::open(dir.path(), SnapshotOptions::default()).unwrap().spec;
+        let layout = KvLayout::new(&spec, KvDtype::Bf16, KvParts { index: true, mtp: true }).unwrap();
+        KvPool::new(layout, blocks)
+    }
+
+    /// Pretends that everything was written that wants to be.
+    fn save(tree: &mut Tree) -> Vec<Key> {
+        let unsaved = tree.unsaved(&[]);
+        let write = |id: &NodeId| {
+            let (key, _, first) = tree.place(*id);
+            tree.saved(*id, Stored { key, first });
+            key
+        };
+        unsaved.iter().map(write).collect()
+    }
+
+    #[test]
+    fn what_a_sequence_holds_is_not_given_up_for_nothing() {
+        let pool = pool(3);
+        let blocks: Vec<_> = (0..3).map(|_| Arc::new(KvPool::take(&pool).unwrap())).collect();
+        let mut tree = Tree::default();
+        for (at, block) in blocks.iter().enumerate() {
+            tree.enter(&[at as u32; 40], std::slice::from_ref(block), None);
+        }
+        let [first, second, third] = blocks.try_into().unwrap();
+        // One sequence holds the first block, and two the third one: none of them is free without the tree.
+        drop(second);
+        let other = third.clone();
+        assert!(tree.evict(&[]));
+        assert_eq!([0, 1, 2].map(|at| tree.walk(&[at; 40]).len()), [1, 0, 1]);
+        assert!(!tree.evict(&[]));
+        // Whoever wants to write to a block that it shares with the tree alone needs no copy.
+        assert!(!tree.evict(std::slice::from_ref(&third)));
+        assert!(tree.evict(std::slice::from_ref(&first)));
+        assert_eq!([0, 1, 2].map(|at| tree.walk(&[at; 40]).len()), [0, 0, 1]);
+        drop((first, other));
+    }
+
+    /// A block that goes on, or whose last hidden state is known by now, is to be written anew. Until then its file is what
+    /// there is when memory has no room for the block.
+    #[test]
+    fn a_file_stays_known_until_another_one_takes_its_place() {
+        let pool = pool(1);
+        let tokens: Vec<u32> = (0..50).collect();
+        for later in [40, 50] {
+            let block = Arc::new(KvPool::take(&pool).unwrap());
+            let mut tree = Tree::default();
+            tree.enter(&tokens[..40], std::slice::from_ref(&block), None);
+            let written = save(&mut tree);
+            assert_eq!((written.len(), save(&mut tree).len()), (1, 0));
+            tree.enter(&tokens[..later], std::slice::from_ref(&block), Some(&[1.0]));
+            assert_eq!(tree.unsaved(&[]).len(), 1, "{later}");
+            drop(block);
+            assert!(tree.evict(&[]));
+            let found = tree.walk(&tokens);
+            assert_eq!(found.len(), 1, "{later}");
+            let (id, rows) = found[0];
+            assert_eq!((rows, tree.stored(id).map(|file| file.key)), (40, Some(written[0])), "{later}");
+            assert_eq!(tree.tokens(id), &tokens[..40]);
+            assert_eq!(tree.key(Some(id)), key_of(&Key::default(), &tokens[..40]));
+        }
+    }
+
+    /// A file that made room for others is not written again as long as nobody asks for its block.
+    #[test]
+    fn files_do_not_take_turns() {
+        let pool = pool(1);
+        let block = Arc::new(KvPool::take(&pool).unwrap());
+        let mut tree = Tree::default();
+        tree.enter(&[7; 40], std::slice::from_ref(&block), None);
+        let written = save(&mut tree);
+        tree.forget_stored(&written[0]);
+        assert!(tree.unsaved(&[]).is_empty());
+        tree.walk(&[7; 40]);
+        assert_eq!(tree.unsaved(&[]).len(), 1);
+        // What rests on it is no use without it.
+        let tokens: Vec<u32> = (0..BLOCK as u32 + 9).collect();
+        let mut tree = Tree::default();
+        tree.enter(&tokens[..BLOCK], std::slice::from_ref(&block), None);
+        let written = save(&mut tree);
+        let path = tree.enter(&tokens, &[block.clone(), block], None);
+        tree.forget_stored(&written[0]);
+        assert!(tree.unsaved(&path).is_empty());
+        tree.walk(&tokens);
+        assert_eq!(tree.unsaved(&path), path);
     }
 }

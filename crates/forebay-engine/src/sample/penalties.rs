@@ -18,6 +18,18 @@ struct Seen {
 pub(super) struct History(HashMap<u32, Seen>);
 
 impl History {
+    /// Bytes held at most: every token of the vocabulary was seen.
+    pub(super) fn planned_bytes(vocab: usize) -> usize {
+        // A table has a power of two places, of which an eighth stays empty, and a byte beside each.
+        (vocab * 8).div_ceil(7).next_power_of_two() * (size_of::<(u32, Seen)>() + 1)
+    }
+
+    /// Bytes held.
+    #[cfg(test)]
+    pub(super) fn bytes(&self) -> usize {
+        (self.0.capacity() * 8 / 7).next_power_of_two() * (size_of::<(u32, Seen)>() + 1)
+    }
+
     /// Takes in tokens of the prompt.
     pub(super) fn prompt(&mut self, sampling: &Sampling, tokens: impl Iterator<Item = u32>) {
         if sampling.repetition_penalty != 1.0 {

@@ -43,6 +43,12 @@ impl Sampler {
         Ok(Self { sampling, rng, history, adjusted, probabilities, order, non_finite: 0 })
     }
 
+    /// Bytes of its buffers at most.
+    pub(crate) fn planned_bytes(vocab: usize) -> usize {
+        // Adjusted logits, probabilities, and their order, in a list that may have grown to twice its length.
+        4 * size_of::<f32>() * vocab + History::planned_bytes(vocab)
+    }
+
     /// Takes in what stands before the answer.
     pub fn prompt(&mut self, tokens: impl Iterator<Item = u32>) {
         self.history.prompt(&self.sampling, tokens);

@@ -32,7 +32,7 @@ pub(super) struct Wish {
 pub(super) struct Ran {
     /// Rows of prompts.
     pub prompt: usize,
-    /// Sequences that generate, whether there was room for a row of each or not.
+    /// Sequences that generate, as in [`Shares::answers`].
     pub answers: usize,
     /// Its time.
     pub time: Duration,
@@ -80,9 +80,19 @@ impl Pace {
     }
 }
 
+/// Who has how much of a pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Shares {
+    /// Rows of every sequence.
+    pub rows: Vec<usize>,
+    /// Sequences that generate and have a turn, whether there is room for a row of each or not. Those that give way to
+    /// others wait for nothing that is owed to them.
+    pub answers: usize,
+}
+
 /// Rows of the next pass for every sequence, at most `budget` in all. One that generates gets as many as there are for it
 /// and drafts.
-pub(super) fn compose(wishes: &[Wish], budget: usize, pace: &Pace) -> Vec<usize> {
+pub(super) fn compose(wishes: &[Wish], budget: usize, pace: &Pace) -> Shares {
     let mut rows = vec![0; wishes.len()];
     let somebody_waits = wishes.iter().any(|wish| !wish.batch);
     let turn = |at: &usize| !somebody_waits || !wishes[*at].batch;
@@ -94,6 +104,7 @@ pub(super) fn compose(wishes: &[Wish], budget: usize, pace: &Pace) -> Vec<usize>
     if !answers.is_empty() && !pace.owed.is_zero() {
         prompts.clear();
     }
+    let all_answers = answers.len();
     let for_answers = budget.saturating_sub(usize::from(!prompts.is_empty()));
     answers.truncate(for_answers);
     for at in &answers {
@@ -104,7 +115,7 @@ pub(super) fn compose(wishes: &[Wish], budget: usize, pace: &Pace) -> Vec<usize>
         let left = budget - answers.len();
         share(wishes, &prompts, if answers.is_empty() { left } else { left.min(pace.rows()) }, &mut rows);
     }
-    rows
+    Shares { rows, answers: all_answers }
 }
 
 /// Gives every prompt an equal part of `left`; what one does not need is there for the others.
@@ -129,33 +140,50 @@ mod tests {
         Wish { prompt: rows, ..Wish::default() }
     }
 
+    fn rows(wishes: &[Wish], budget: usize, pace: &Pace) -> Vec<usize> {
+        compose(wishes, budget, pace).rows
+    }
+
     #[test]
     fn everybody_who_generates_has_a_row() {
         let pace = Pace::default();
-        assert_eq!(compose(&[Wish::default(); 3], 64, &pace), [21, 21, 21], "with room for drafts");
+        assert_eq!(rows(&[Wish::default(); 3], 64, &pace), [21, 21, 21], "with room for drafts");
         let wishes = [Wish::default(), prompt(1000), Wish::default()];
-        assert_eq!(compose(&wishes, 4096, &pace), [1, FIRST_ROWS, 1]);
-        assert_eq!(compose(&wishes, 10, &pace), [1, 8, 1]);
-        assert_eq!(compose(&wishes[1..2], 4096, &pace), [1000]);
+        assert_eq!(rows(&wishes, 4096, &pace), [1, FIRST_ROWS, 1]);
+        assert_eq!(rows(&wishes, 10, &pace), [1, 8, 1]);
+        assert_eq!(rows(&wishes[1..2], 4096, &pace), [1000]);
     }
 
     #[test]
     fn prompts_share_alike_and_short_ones_are_not_held_up() {
         let pace = Pace::default();
-        assert_eq!(compose(&[prompt(1000), prompt(10), prompt(1000)], 100, &pace), [45, 10, 45]);
-        assert_eq!(compose(&[prompt(5), prompt(5), prompt(5)], 2, &pace), [1, 1, 0]);
-        assert_eq!(compose(&[prompt(20), prompt(30)], 100, &pace), [20, 30]);
+        assert_eq!(rows(&[prompt(1000), prompt(10), prompt(1000)], 100, &pace), [45, 10, 45]);
+        assert_eq!(rows(&[prompt(5), prompt(5), prompt(5)], 2, &pace), [1, 1, 0]);
+        assert_eq!(rows(&[prompt(20), prompt(30)], 100, &pace), [20, 30]);
     }
 
     #[test]
     fn batch_work_has_what_nobody_else_wants() {
         let pace = Pace::default();
         let batch = Wish { batch: true, ..prompt(7) };
-        assert_eq!(
-            compose(&[batch, prompt(3), Wish { batch: true, ..Wish::default() }], 64, &pace),
-            [0, 3, 0]
-        );
-        assert_eq!(compose(&[batch, Wish { batch: true, ..Wish::default() }], 64, &pace), [7, 1]);
+        assert_eq!(rows(&[batch, prompt(3), Wish { batch: true, ..Wish::default() }], 64, &pace), [0, 3, 0]);
+        assert_eq!(rows(&[batch, Wish { batch: true, ..Wish::default() }], 64, &pace), [7, 1]);
+    }
+
+    /// An answer that nobody waits for waits for somebody's prompt: that is no debt of prompts to answers.
+    #[test]
+    fn batch_work_without_a_turn_is_owed_nothing() {
+        let batch = Wish { batch: true, ..Wish::default() };
+        let mut pace = Pace::default();
+        let shares = compose(&[prompt(1000), batch], 64, &pace);
+        assert_eq!(shares, Shares { rows: vec![64, 0], answers: 0 });
+        let time = Duration::from_secs(60);
+        pace.observe(&Ran { prompt: 64, answers: shares.answers, time, waited: Duration::ZERO });
+        // Somebody else's answer begins: it has not waited yet, so the prompt goes on beside it.
+        assert!(rows(&[prompt(936), Wish::default(), batch], 64, &pace)[0] > 0);
+        // Alone, batch answers have their turn, and are owed what prompts of their kind take.
+        let alone = compose(&[Wish { batch: true, ..prompt(10) }, batch], 64, &pace);
+        assert_eq!((alone.rows, alone.answers), (vec![10, 1], 1));
     }
 
     /// With one row a pass, and with fewer than there are sequences, everybody's turn comes.
@@ -165,9 +193,8 @@ mod tests {
             let mut wishes = [prompt(40), Wish::default(), Wish::default(), prompt(25), Wish::default()];
             let (mut pace, mut ran) = (Pace::default(), [0; 5]);
             for pass in 1..400 {
-                let rows = compose(&wishes, budget, &pace);
+                let Shares { rows, answers } = compose(&wishes, budget, &pace);
                 assert!((1..=budget).contains(&rows.iter().sum()), "{rows:?}");
-                let answers = wishes.iter().filter(|wish| wish.prompt == 0).count();
                 let mut seen = Ran { time: Duration::from_secs(1), answers, ..Ran::default() };
                 for (at, rows) in rows.into_iter().enumerate().filter(|(_, rows)| *rows > 0) {
                     if wishes[at].prompt > 0 {
@@ -194,7 +221,7 @@ mod tests {
             let mut pace = Pace::default();
             let (mut prompts, mut tokens, mut longest) = (0.0, 0.0, 0.0f64);
             for pass in 0..2000 {
-                let rows = compose(&wishes, 4096, &pace);
+                let rows = rows(&wishes, 4096, &pace);
                 let (time, waited) = match rows[0] {
                     0 => (answers, 0.0),
                     n => (read + row * n as f64, read),

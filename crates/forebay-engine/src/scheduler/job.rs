@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use forebay_core::{CancelToken, Constraint};
@@ -189,16 +190,23 @@ pub enum JobError {
 pub(super) struct Events {
     on_event: Box<OnJobEvent>,
     ended: bool,
+    /// The listener panicked, and is not called again: nobody knows what state it is in.
+    deaf: bool,
 }
 
 impl Events {
     pub fn new(on_event: Box<OnJobEvent>) -> Self {
-        Self { on_event, ended: false }
+        Self { on_event, ended: false, deaf: false }
     }
 
-    /// Tells what is not the end.
-    pub fn tell(&mut self, event: JobEvent) -> ControlFlow<()> {
-        (self.on_event)(event)
+    /// Tells what is not the end. `None` if the listener panics, or did before: then it hears nothing more.
+    pub fn tell(&mut self, event: JobEvent) -> Option<ControlFlow<()>> {
+        if self.deaf {
+            return None;
+        }
+        let told = catch_unwind(AssertUnwindSafe(|| (self.on_event)(event))).ok();
+        self.deaf = told.is_none();
+        told
     }
 
     pub fn done(&mut self, outcome: Outcome) {
@@ -217,7 +225,7 @@ impl Events {
     fn end(&mut self, event: JobEvent) {
         if !std::mem::replace(&mut self.ended, true) {
             // A listener that panics has heard it.
-            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (self.on_event)(event)));
+            _ = self.tell(event);
         }
     }
 }

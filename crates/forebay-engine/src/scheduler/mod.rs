@@ -21,10 +21,11 @@ mod sequence;
 mod watch;
 mod worker;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use forebay_model::kv::BLOCK;
 
 use crate::engine::Engine;
 use crate::plan::MOST_SEQUENCES;
@@ -36,6 +37,7 @@ pub use watch::{About, Cell, EndedJob, JobState, RunJob, SeenPass, SparseLayer, 
 
 use job::Events;
 use queue::{Queue, Waiting};
+use seen::Seen;
 use watch::Watched;
 
 /// Most [batch](Priority::Batch) jobs that wait. They take nobody's place in the queue, and whoever has many of them
@@ -79,6 +81,8 @@ struct Shared {
     facts: Facts,
     watch: Watched,
     queue: Mutex<Queue>,
+    /// What is probably in the KV cache; never locked for longer than a comparison, nor together with the queue.
+    seen: Mutex<Seen>,
     /// Something changed: a job came, one ended, or the end began.
     changed: Condvar,
 }
@@ -87,6 +91,15 @@ impl Shared {
     /// A panic elsewhere leaves the queue as it was: nothing is half done while it is locked.
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tokens of a prompt that are probably to be computed.
+    fn unknown(&self, prompt: &[u32]) -> usize {
+        prompt.len() - self.seen().known(prompt)
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends jobs that were cancelled while they waited.
@@ -108,7 +121,8 @@ impl Scheduler {
         let facts = Facts { context: engine.plan().context, vocab: engine.spec().vocab, limits };
         let queue = Mutex::new(Queue::new(&engine, limits.running.max(1)));
         let watch = Watched::new(About::of(&engine));
-        let shared = Arc::new(Shared { facts, watch, queue, changed: Condvar::new() });
+        let seen = Mutex::new(Seen::new(engine.kv_blocks() * BLOCK));
+        let shared = Arc::new(Shared { facts, watch, queue, seen, changed: Condvar::new() });
         let of_worker = Arc::clone(&shared);
         thread::Builder::new().name("engine".to_owned()).spawn(move || worker::run(engine, &of_worker))?;
         Ok(Self { shared })
@@ -122,6 +136,8 @@ impl Scheduler {
     pub fn submit(&self, job: Job) -> Result<JobId, Refused> {
         let Facts { context, vocab, limits } = self.shared.facts;
         job.check(context, vocab)?;
+        // What takes long is done before the queue is locked: the engine's thread wants it at every layer.
+        let unknown = self.shared.unknown(&job.prompt);
         let (id, first) = {
             let mut queue = self.shared.lock();
             queue.open()?;
@@ -133,7 +149,8 @@ impl Scheduler {
             };
             if waiting >= room + queue.free() {
                 queue.totals.refused += 1;
-                let retry_after = queue.wait(Instant::now()).unwrap_or(Duration::from_secs(1));
+                let wait = queue.wait(Instant::now(), job.prompt.len(), job.max_tokens);
+                let retry_after = wait.unwrap_or(Duration::from_secs(1));
                 return Err(Refused::QueueFull { waiting, retry_after });
             }
             queue.reserve(job.priority)
@@ -141,7 +158,7 @@ impl Scheduler {
         let Job { prompt, max_tokens, sampling, stops, constraint, priority, cancel, events } = job;
         let mut events = Events::new(events);
         // Told before the engine's thread can see the job, and not while the queue is locked.
-        let told = catch_unwind(AssertUnwindSafe(|| _ = events.tell(JobEvent::Queued { ahead: first })));
+        let told = events.tell(JobEvent::Queued { ahead: first });
         let waiting = Waiting {
             id,
             prompt,
@@ -153,8 +170,9 @@ impl Scheduler {
             cancel,
             events,
             since: Instant::now(),
+            unknown,
         };
-        if told.is_err() {
+        if told.is_none() {
             waiting.cancel.cancel();
         }
         let lost = self.shared.lock().push(waiting);
@@ -172,11 +190,12 @@ impl Scheduler {
         self.shared.sweep();
     }
 
-    /// What is expected of a job with this prompt if it came now.
-    pub fn forecast(&self, prompt: &[u32]) -> Forecast {
+    /// What is expected of a job with this prompt, and at most so many tokens of an answer, if it came now.
+    pub fn forecast(&self, prompt: &[u32], max_tokens: Option<usize>) -> Forecast {
+        let unknown = self.shared.unknown(prompt);
         let queue = self.shared.lock();
-        let wait = queue.wait(Instant::now());
-        queue.rates.forecast(queue.unknown(prompt), wait)
+        let wait = queue.wait(Instant::now(), prompt.len(), max_tokens);
+        queue.rates.forecast(unknown, wait)
     }
 
     /// Positions of a sequence: prompt and answer together.
@@ -217,11 +236,12 @@ impl Scheduler {
     }
 
     /// Refuses what comes from now on, finishes what is there, and gives the engine back. Waiting
-    /// [batch](Priority::Batch) work fails at once, to be done another time; after `deadline` the rest is cancelled.
+    /// [batch](Priority::Batch) work fails at once, to be done another time; after `deadline` the rest is cancelled. What is
+    /// kept of prefixes on disk takes the time that is left, or some seconds where there is none.
     /// `None` if the engine is lost, or another call has it.
     pub fn drain(&self, deadline: Duration) -> Option<Engine> {
         let ends = Instant::now() + deadline;
-        let batch = self.shared.lock().close();
+        let batch = self.shared.lock().close(ends);
         for mut waiting in batch {
             waiting.events.failed(JobError::ShuttingDown);
         }

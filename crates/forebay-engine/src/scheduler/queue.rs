@@ -4,17 +4,19 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use forebay_core::{CancelToken, Constraint};
-use forebay_model::kv::BLOCK;
+use forebay_model::kv::{BLOCK, SPARE_BLOCKS};
 use forebay_tiers::{Counters, ExpertStore};
 
 use super::job::{Events, JobError, JobId, Priority, Refused};
 use super::rates::Rates;
-use super::seen::Seen;
 use super::watch::{EndedJob, JobState, RECENT, RunJob, SeenPass};
 use crate::draft::DraftStats;
 use crate::engine::Engine;
 use crate::sample::Sampling;
 use crate::session::{Finish, Outcome, PassStats};
+
+/// Tokens of an answer that KV blocks are kept for. Longer ones take what is there, and may have to wait for others.
+const USUAL_ANSWER: usize = 1024;
 
 /// A job whose turn has not come.
 pub(super) struct Waiting {
@@ -29,6 +31,8 @@ pub(super) struct Waiting {
     pub events: Events,
     /// When it was taken on.
     pub since: Instant,
+    /// Tokens of its prompt that were probably to be computed then.
+    pub unknown: usize,
 }
 
 /// A job that runs.
@@ -39,6 +43,8 @@ struct Running {
     /// How long it takes in all, by what was measured.
     expected: Option<Duration>,
     batch: bool,
+    /// KV blocks that it is expected to need.
+    blocks: usize,
     prompt: usize,
     max_tokens: Option<usize>,
     waited: Duration,
@@ -77,6 +83,8 @@ pub struct Totals {
     pub prompt_tokens: u64,
     /// Tokens of prompts that were known.
     pub reused_tokens: u64,
+    /// Tokens that were run again, because the KV blocks that held them had been given up for others.
+    pub rerun_tokens: u64,
     /// Tokens of answers.
     pub new_tokens: u64,
     /// Passes.
@@ -129,10 +137,11 @@ pub(super) struct Queue {
     running: Vec<Running>,
     /// Jobs that may run at once.
     places: usize,
+    /// KV blocks that there may be, and positions of a sequence.
+    room: (usize, usize),
     next_id: u64,
     pub totals: Totals,
     pub rates: Rates,
-    seen: Seen,
     /// The last jobs that ended, the last one first.
     recent: VecDeque<EndedJob>,
     /// The last pass that computed a prompt, and the last one that only generated.
@@ -141,6 +150,8 @@ pub(super) struct Queue {
     kv_blocks: (usize, usize),
     slots: usize,
     pub keeping: Option<String>,
+    /// When those who drain it want it to be over.
+    pub ends: Option<Instant>,
     /// The engine, once its thread is over.
     pub engine: Option<Engine>,
     over: bool,
@@ -155,16 +166,17 @@ impl Queue {
             reserved: [0; 2],
             running: Vec::new(),
             places,
+            room: (engine.kv_blocks(), engine.plan().context),
             next_id: 1,
             totals: Totals::default(),
             rates: Rates::default(),
-            seen: Seen::new(engine.kv_blocks() * BLOCK),
             recent: VecDeque::new(),
             last_passes: [None; 2],
             experts: Counters::default(),
             kv_blocks: (0, 0),
             slots: 0,
             keeping: None,
+            ends: None,
             engine: None,
             over: false,
         };
@@ -204,9 +216,53 @@ impl Queue {
         waiting + self.reserved[usize::from(priority == Priority::Batch)]
     }
 
-    /// Places that are free, for those that wait or for others.
+    /// KV blocks that a job is expected to need.
+    fn needed(&self, prompt: usize, most: Option<usize>) -> usize {
+        let answer = most.map_or(USUAL_ANSWER, |most| most.min(USUAL_ANSWER));
+        (prompt + answer).min(self.room.1).div_ceil(BLOCK) + SPARE_BLOCKS
+    }
+
+    /// KV blocks of those that run and do not give way to a job of this priority.
+    fn taken(&self, priority: Priority) -> usize {
+        let before = self.running.iter().filter(|running| priority == Priority::Batch || !running.batch);
+        before.map(|running| running.blocks).sum()
+    }
+
+    /// Takes over how many KV blocks the jobs that run are expected to need by now.
+    pub fn hold(&mut self, blocks: impl Iterator<Item = (JobId, usize)>) {
+        for (id, blocks) in blocks {
+            let known = self.running.iter_mut().filter(|running| running.id == id);
+            known.for_each(|running| running.blocks = blocks);
+        }
+    }
+
+    /// Places that are free, for those that somebody waits for or for others: none behind one that has to wait for KV blocks.
     pub fn free(&self) -> usize {
-        self.places.saturating_sub(self.running.len())
+        let places = self.places.saturating_sub(self.running.len());
+        let waiting = self.waiting.iter().filter(|waiting| waiting.priority == Priority::Interactive);
+        let mut taken = self.taken(Priority::Interactive);
+        for (at, waiting) in waiting.take(places).enumerate() {
+            let needed = self.needed(waiting.prompt.len(), waiting.max_tokens);
+            if !self.has_room(taken, needed) {
+                return at;
+            }
+            taken += needed;
+        }
+        places
+    }
+
+    /// Whether a job can have so many KV blocks beside those that are taken.
+    fn has_room(&self, taken: usize, needed: usize) -> bool {
+        taken == 0 || taken + needed <= self.room.0
+    }
+
+    /// Whether a job that somebody waits for, and that came now, would begin at once.
+    fn begins_at_once(&self, prompt: usize, most: Option<usize>) -> bool {
+        let waiting = self.waiting.iter().filter(|waiting| waiting.priority == Priority::Interactive);
+        let ahead: usize = waiting.map(|job| self.needed(job.prompt.len(), job.max_tokens)).sum();
+        let taken = self.taken(Priority::Interactive) + ahead;
+        self.waiting_of(Priority::Interactive) < self.free()
+            && self.has_room(taken, self.needed(prompt, most))
     }
 
     /// A name and a place for a job; how many are ahead of it.
@@ -245,10 +301,10 @@ impl Queue {
     }
 
     /// The job whose turn it is, running from now on: the first that somebody waits for, else the first, if there is a
-    /// place for it and it `fits` (tokens of its prompt, most tokens of its answer). Those behind it do not overtake it.
+    /// place for it and there are KV blocks for it: how many it is expected to need. Those behind it do not overtake it.
     ///
     /// Batch work begins while nobody waits, and leaves half of the places: what runs cannot be sent away.
-    pub fn next(&mut self, fits: impl FnOnce(usize, Option<usize>) -> bool) -> Option<Waiting> {
+    pub fn next(&mut self) -> Option<(Waiting, usize)> {
         let interactive = |waiting: &Waiting| waiting.priority == Priority::Interactive;
         let first = self.waiting.iter().position(interactive);
         let places = match first {
@@ -258,7 +314,8 @@ impl Queue {
         };
         let at = first.unwrap_or(0);
         let next = self.waiting.get(at)?;
-        if self.running.len() >= places || !fits(next.prompt.len(), next.max_tokens) {
+        let blocks = self.needed(next.prompt.len(), next.max_tokens);
+        if self.running.len() >= places || !self.has_room(self.taken(next.priority), blocks) {
             return None;
         }
         let next = self.waiting.remove(at)?;
@@ -273,12 +330,13 @@ impl Queue {
             since: now,
             expected,
             batch,
+            blocks,
             prompt: next.prompt.len(),
             max_tokens: next.max_tokens,
             waited,
             state: RunJob::default(),
         });
-        Some(next)
+        Some((next, blocks))
     }
 
     /// The number of the pass that comes.
@@ -346,18 +404,12 @@ impl Queue {
         });
     }
 
-    /// Tokens of a prompt that are probably to be computed.
-    pub fn unknown(&self, prompt: &[u32]) -> usize {
-        prompt.len() - self.seen.known(prompt)
-    }
-
     fn expected(&self, job: &Waiting) -> Option<Duration> {
-        self.rates.whole(self.unknown(&job.prompt), job.max_tokens)
+        self.rates.whole(job.unknown, job.max_tokens)
     }
 
-    /// Counts what became of a job that ran; its `tokens` are in the KV cache.
-    pub fn ended(&mut self, id: JobId, reused: usize, outcome: Option<&Outcome>, tokens: &[u32]) {
-        self.seen.add(tokens);
+    /// Counts what became of a job that ran.
+    pub fn ended(&mut self, id: JobId, reused: usize, outcome: Option<&Outcome>) {
         if let Some(at) = self.running.iter().position(|running| running.id == id) {
             let job = self.running.remove(at);
             self.remember(&job, outcome);
@@ -372,16 +424,18 @@ impl Queue {
         }
         self.totals.prompt_tokens += stats.prompt_tokens as u64;
         self.totals.reused_tokens += reused as u64;
+        self.totals.rerun_tokens += stats.rerun_tokens as u64;
         self.totals.new_tokens += stats.new_tokens as u64;
         self.totals.prefill += stats.prefill;
         self.totals.decode += stats.decode;
         self.totals.drafts.join(&stats.drafts);
-        self.rates.learn(stats);
+        self.rates.learn(stats, *finish == Finish::Cancelled);
     }
 
-    /// How long a job would wait that somebody waits for and that came now.
-    pub fn wait(&self, now: Instant) -> Option<Duration> {
-        if self.waiting_of(Priority::Interactive) < self.free() {
+    /// How long a job would wait that somebody waits for, that came now, and has so many tokens of a prompt and at most so
+    /// many of an answer.
+    pub fn wait(&self, now: Instant, prompt: usize, most: Option<usize>) -> Option<Duration> {
+        if self.begins_at_once(prompt, most) {
             return Some(Duration::ZERO);
         }
         let running = self.running.iter().map(|job| Some(job.expected?.saturating_sub(now - job.since)));
@@ -389,7 +443,9 @@ impl Queue {
         let waiting = first.map(|job| self.expected(job));
         // Those that run at once share the work of all: a place is free when its part of that is done.
         let work = running.chain(waiting).sum::<Option<Duration>>()?;
-        Some(work / u32::try_from(self.places).unwrap_or(u32::MAX))
+        // Where KV blocks are short, that is no more than run now.
+        let at_once = self.running.len().clamp(1, self.places);
+        Some(work / u32::try_from(at_once).unwrap_or(u32::MAX))
     }
 
     /// Raises the token of a job.
@@ -412,8 +468,9 @@ impl Queue {
         cancelled
     }
 
-    /// Takes nothing on any more, and takes out the batch work that waits.
-    pub fn close(&mut self) -> Vec<Waiting> {
+    /// Takes nothing on any more, and takes out the batch work that waits; all is to be over when this `ends`.
+    pub fn close(&mut self, ends: Instant) -> Vec<Waiting> {
+        self.ends = Some(ends);
         if self.health == Health::Ready {
             self.health = Health::Draining;
         }

@@ -20,15 +20,17 @@ pub(super) struct Rates {
 }
 
 impl Rates {
-    /// Takes in what an answer cost.
-    pub fn learn(&mut self, stats: &Stats) {
+    /// Takes in what an answer cost, and how long it was if it was not `cut` by a cancellation.
+    pub fn learn(&mut self, stats: &Stats, cut: bool) {
         if stats.prompt_tokens > 0 && stats.new_tokens > 0 {
             self.prefill.add(stats.prompt_tokens as f64, stats.prefill.as_secs_f64());
         }
         if stats.new_tokens > 1 {
             self.token.add(stats.decode.as_secs_f64() / (stats.new_tokens - 1) as f64);
         }
-        self.answer.add(stats.new_tokens as f64);
+        if !cut {
+            self.answer.add(stats.new_tokens as f64);
+        }
     }
 
     /// What is expected of a prompt with this many tokens to compute, that is to wait so long.
@@ -141,11 +143,11 @@ mod tests {
     #[test]
     fn a_pass_costs_something_and_every_token_a_little_more() {
         let mut rates = Rates::default();
-        rates.learn(&stats(10, 2.1, 5, 2.0));
+        rates.learn(&stats(10, 2.1, 5, 2.0), false);
         // One measurement is a rate.
         near(rates.forecast(20, None).prefill.unwrap(), 4.2);
         for tokens in [100, 200, 400] {
-            rates.learn(&stats(tokens, 2.0 + 0.01 * tokens as f64, 5, 2.0));
+            rates.learn(&stats(tokens, 2.0 + 0.01 * tokens as f64, 5, 2.0), false);
         }
         let forecast = rates.forecast(300, Some(Duration::from_secs(7)));
         near(forecast.prefill.unwrap(), 5.0);
@@ -160,13 +162,13 @@ mod tests {
     fn noise_makes_no_nonsense() {
         let mut rates = Rates::default();
         // The longer one was faster: no slope is to be had from that.
-        rates.learn(&stats(10, 3.0, 2, 1.0));
-        rates.learn(&stats(100, 1.0, 2, 1.0));
+        rates.learn(&stats(10, 3.0, 2, 1.0), false);
+        rates.learn(&stats(100, 1.0, 2, 1.0), false);
         let found = rates.forecast(1000, None).prefill.unwrap();
         assert!(found > Duration::from_secs(1) && found < Duration::from_secs(3), "{found:?}");
         // A cancelled prompt says nothing.
-        let before = rates.forecast(50, None);
-        rates.learn(&stats(50, 100.0, 0, 0.0));
-        assert_eq!(rates.forecast(50, None), before);
+        let before = (rates.forecast(50, None), rates.whole(50, None));
+        rates.learn(&stats(50, 100.0, 0, 0.0), true);
+        assert_eq!((rates.forecast(50, None), rates.whole(50, None)), before);
     }
 }

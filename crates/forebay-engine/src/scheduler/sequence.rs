@@ -46,6 +46,10 @@ pub(super) struct Sequence {
     done: usize,
     /// Whether its cache holds anything, or all that is known of it.
     begun: bool,
+    /// Whether it was told that its turn has come.
+    told: bool,
+    /// Positions of its prompt that were known when it began, or were computed since. What is run again counts once.
+    counted: usize,
     /// What comes next once a prompt is run again that gave its blocks up.
     resumes_with: Option<u32>,
     /// Whether it gave its blocks up and waits for others.
@@ -108,7 +112,8 @@ impl Sequence {
         let Waiting { id, prompt, max_tokens, sampling, stops, constraint, priority, cancel, events, .. } =
             job;
         let vocab = engine.spec().vocab;
-        let constraint = constraint.map(|inner| Box::new(Guarded(inner)) as Box<dyn Constraint>);
+        let constraint =
+            constraint.map(|inner| Box::new(Guarded { inner, broken: None }) as Box<dyn Constraint>);
         let chooser = match Chooser::new(&sampling, constraint, stops, vocab, prompt.iter().copied()) {
             Ok(chooser) => chooser,
             Err(error) => return Err((events, error)),
@@ -127,6 +132,8 @@ impl Sequence {
             chooser,
             prompt,
             begun: false,
+            told: false,
+            counted: 0,
             resumes_with: None,
             paused: false,
             done: 0,
@@ -157,7 +164,7 @@ impl Sequence {
     /// Takes over what is known of its prompt.
     fn begin(&mut self, engine: &mut Engine, rates: &Rates) -> Result<(), GenerateError> {
         self.begun = true;
-        let first = self.stats == Stats::default();
+        let first = !std::mem::replace(&mut self.told, true);
         if first {
             self.began.at = Instant::now();
             self.began.experts = engine.counters();
@@ -169,6 +176,7 @@ impl Sequence {
         self.done = self.session.tokens().len();
         if first {
             self.reused = reused;
+            self.counted = self.done;
             self.forecast = rates.forecast(self.prompt.len() - self.done, Some(Duration::ZERO));
             _ = self.tell(JobEvent::Started { reused, forecast: self.forecast });
         }
@@ -180,6 +188,7 @@ impl Sequence {
         self.session.enter(engine);
         if let Some(next) = self.next.take() {
             self.prompt = self.session.tokens().to_vec();
+            self.counted = self.prompt.len();
             self.resumes_with = Some(next);
         }
         self.session = Session::new(engine);
@@ -195,6 +204,11 @@ impl Sequence {
     /// Whether it gave its blocks up and waits for others.
     pub fn is_paused(&self) -> bool {
         self.paused
+    }
+
+    /// Whether it gives way to all that are not so.
+    pub fn is_batch(&self) -> bool {
+        self.batch
     }
 
     /// Whether it has KV blocks to give up.
@@ -242,6 +256,11 @@ impl Sequence {
         if self.next.is_none() { self.tokens.len() } else { 0 }
     }
 
+    /// Of the next rows of its prompt, how many are not run again.
+    fn fresh(&self, rows: usize) -> usize {
+        (self.done + rows).saturating_sub(self.counted.max(self.done))
+    }
+
     /// Decides on the tokens of the next pass, of which there may be `rows`; with drafts, if there is to be any
     /// `drafting`.
     pub fn prepare(
@@ -272,7 +291,7 @@ impl Sequence {
                 let left = (self.max_tokens - self.stats.new_tokens).min(rows - 1);
                 let (chooser, cancel) = (&mut self.chooser, &self.cancel);
                 self.proposed =
-                    Some(self.session.propose_within(engine, next, left, chooser, drafting, cancel)?);
+                    Some(self.session.propose_within(engine, next, left, chooser, drafting, cancel));
                 self.tokens.push(next);
                 self.tokens.extend_from_slice(&self.session.drafts);
             }
@@ -284,17 +303,18 @@ impl Sequence {
 
     /// Its part of the pass, and who tells what happens to it.
     pub fn work(&mut self) -> Work<'_> {
-        let rows = self.prompt_rows();
-        // What was known of its prompt does not count.
-        let total = self.prompt.len() + self.stats.prompt_tokens - self.done;
+        // What was known of its prompt does not count, nor what is run again.
+        let rows = self.fresh(self.prompt_rows());
+        let total = self.stats.prompt_tokens + self.prompt.len() - self.done.max(self.counted);
         Work {
-            part: Part::new(&mut self.session.kv, &self.tokens, &self.cancel),
+            part: Part::new(&mut self.session.kv, &self.tokens, &self.cancel)
+                .with_drafts(self.session.drafts.len()),
             teller: Teller {
                 events: &mut self.events,
                 cancel: &self.cancel,
                 stats: &self.stats,
                 began: &self.began,
-                prompt: (self.stats.prompt_tokens, if self.resumes_with.is_some() { 0 } else { rows }, total),
+                prompt: (self.stats.prompt_tokens, rows, total),
             },
         }
     }
@@ -326,7 +346,7 @@ impl Sequence {
         *complete = true;
         // Chosen here, so that no sequence has to keep its logits.
         let wanted = self.stats.new_tokens + right.len() < self.max_tokens;
-        *behind = known.map(Ok).or_else(|| wanted.then(|| self.chooser.choose(logits)));
+        *behind = known.or_else(|| wanted.then(|| self.chooser.choose(logits)));
     }
 
     /// The pass is over, and these were its rows; tells what came of it.
@@ -336,8 +356,11 @@ impl Sequence {
         match self.next.take() {
             None => {
                 self.session.keep(engine, &tokens, rows)?;
+                let fresh = self.fresh(tokens.len());
+                self.stats.prompt_tokens += fresh;
+                self.stats.rerun_tokens += tokens.len() - fresh;
                 self.done += tokens.len();
-                self.stats.prompt_tokens += tokens.len();
+                self.counted = self.counted.max(self.done);
                 if self.resumes_with.is_none() {
                     self.stats.prefill = self.began.at.elapsed();
                 }
@@ -355,15 +378,9 @@ impl Sequence {
             Some(_) => {
                 let known = behind.as_ref().and_then(|behind| behind.as_ref().ok());
                 let accepted = self.session.accepted(right.len(), known);
-                let (mut emitted, mut ended) = (0, false);
-                for token in right {
-                    emitted += 1;
-                    ended = self.tell(JobEvent::Token(token)).is_break();
-                    if ended {
-                        break;
-                    }
-                }
-                self.session.keep(engine, &tokens[..1 + emitted], rows)?;
+                let (events, cancel) = (&mut self.events, &self.cancel);
+                let mut tell_token = |token| tell(events, cancel, JobEvent::Token(token));
+                let (emitted, ended) = self.session.take_in(engine, &tokens, rows, right, &mut tell_token)?;
                 self.stats.decode_passes += 1;
                 self.stats.new_tokens += emitted;
                 if let Some(proposed) = self.proposed.take() {
@@ -376,34 +393,16 @@ impl Sequence {
                 }
             }
         }
-        self.go_on(behind.transpose()?)
-    }
-
-    /// Goes on with what was chosen, and tells it.
-    fn go_on(&mut self, chosen: Option<Choice>) -> Next {
-        if let Some(chosen) = chosen.filter(|_| self.stats.new_tokens < self.max_tokens) {
-            let next = match chosen {
-                Choice::Token(next) => next,
-                Choice::End(_) => return Ok(ControlFlow::Break(Finish::Stop)),
-            };
-            let id = next.id;
-            self.session.pending = Some(id);
-            self.stats.new_tokens += 1;
-            self.stats.first_token.get_or_insert_with(|| self.began.at.elapsed());
-            if self.tell(JobEvent::Token(next)).is_break() {
-                return Ok(ControlFlow::Break(Finish::Ended));
+        let Self { session, chooser, stats, max_tokens, began, events, cancel, .. } = self;
+        let mut tell_token = |token| tell(events, cancel, JobEvent::Token(token));
+        let chosen = behind.transpose()?;
+        match session.go_on(chosen, chooser, stats, *max_tokens, began.at, &mut tell_token)? {
+            ControlFlow::Continue(next) => {
+                self.next = Some(next);
+                Ok(ControlFlow::Continue(()))
             }
-            if self.stats.new_tokens < self.max_tokens {
-                if self.session.kv.len() == self.session.kv.capacity() {
-                    return Ok(ControlFlow::Break(Finish::Context));
-                }
-                self.next = Some(id);
-                return Ok(ControlFlow::Continue(()));
-            }
+            ControlFlow::Break(finish) => Ok(ControlFlow::Break(finish)),
         }
-        // An answer that is complete with its last token was not cut.
-        let complete = self.chooser.is_complete()?;
-        Ok(ControlFlow::Break(if complete { Finish::Stop } else { Finish::Length }))
     }
 
     fn tell(&mut self, event: JobEvent) -> ControlFlow<()> {
@@ -468,22 +467,30 @@ impl Teller<'_> {
 
 /// Tells an event; a listener that panics hears nothing more, and its job is over.
 fn tell(events: &mut Events, cancel: &CancelToken, event: JobEvent) -> ControlFlow<()> {
-    catch_unwind(AssertUnwindSafe(|| events.tell(event))).unwrap_or_else(|_| {
+    events.tell(event).unwrap_or_else(|| {
         cancel.cancel();
         ControlFlow::Break(())
     })
 }
 
-/// A constraint whose panics are errors of its own job.
-struct Guarded(Box<dyn Constraint + Send>);
+/// A constraint whose panics are errors of its own job; after one it is not asked again.
+struct Guarded {
+    inner: Box<dyn Constraint + Send>,
+    broken: Option<String>,
+}
 
 impl Guarded {
     fn ask<T>(
         &mut self,
         ask: impl FnOnce(&mut (dyn Constraint + Send)) -> Result<T, ConstraintError>,
     ) -> Result<T, ConstraintError> {
-        catch_unwind(AssertUnwindSafe(|| ask(&mut *self.0)))
-            .unwrap_or_else(|panic| Err(ConstraintError::Broken { reason: reason(panic.as_ref()) }))
+        if self.broken.is_none() {
+            match catch_unwind(AssertUnwindSafe(|| ask(&mut *self.inner))) {
+                Ok(answer) => return answer,
+                Err(panic) => self.broken = Some(reason(panic.as_ref())),
+            }
+        }
+        Err(ConstraintError::Broken { reason: self.broken.clone().unwrap_or_default() })
     }
 }
 

@@ -4,14 +4,14 @@ use std::cell::RefCell;
 use std::ops::{ControlFlow, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
+use std::time::{Duration, Instant};
 
-use forebay_model::kv::{BLOCK, SPARE_BLOCKS};
 use forebay_model::workspace::LOGIT_ROWS;
 use forebay_model::{ForwardError, Part, Phase, Trace, Watch, forward, logits};
 use forebay_tiers::ExpertStore;
 
 use super::Shared;
-use super::compose::{Pace, Ran, Wish, compose};
+use super::compose::{Pace, Ran, Shares, Wish, compose};
 use super::job::JobError;
 use super::sequence::{Sequence, Teller, Work, reason};
 use super::watch::{SeenPass, Uses};
@@ -42,6 +42,7 @@ pub(super) fn run(mut engine: Engine, shared: &Shared) {
 
 fn serve(engine: &mut Engine, running: &mut Vec<Sequence>, shared: &Shared) {
     let mut pace = Pace::default();
+    let mut keeping = Keeping::default();
     while !running.is_empty() || wait(engine, shared) {
         shared.sweep();
         let was_idle = running.is_empty();
@@ -54,11 +55,47 @@ fn serve(engine: &mut Engine, running: &mut Vec<Sequence>, shared: &Shared) {
             engine.store.work_begins();
         }
         pass(engine, running, &mut pace, shared);
+        keeping.between_passes(engine, shared);
         if running.is_empty() {
             engine.store.work_ends();
         }
     }
-    let trouble = engine.save_prefixes().err().map(|error| error.to_string());
+    let ends = shared.lock().ends.unwrap_or_else(Instant::now).max(Instant::now() + LAST_SAVE);
+    save(engine, shared, &mut || Instant::now() < ends);
+}
+
+/// How long keeping prefixes may take at the end where there is no time left.
+const LAST_SAVE: Duration = Duration::from_secs(5);
+/// Blocks that are written at once between two passes, and how much longer it takes until there are more.
+const SOME_BLOCKS: usize = 4;
+const SAVE_SHARE: u32 = 20;
+
+/// Keeps prefixes while there is always somebody to answer: a few blocks now and then, which delay the next token.
+#[derive(Default)]
+struct Keeping {
+    /// Not before.
+    due: Option<Instant>,
+}
+
+impl Keeping {
+    fn between_passes(&mut self, engine: &mut Engine, shared: &Shared) {
+        let began = Instant::now();
+        if self.due.is_some_and(|due| began < due) {
+            return;
+        }
+        let mut left = SOME_BLOCKS;
+        save(engine, shared, &mut || {
+            let goes_on = left > 0;
+            left = left.saturating_sub(1);
+            goes_on
+        });
+        self.due = Some(Instant::now() + SAVE_SHARE * began.elapsed());
+    }
+}
+
+/// Writes what is to be kept of what was computed, as long as `goes_on` says so.
+fn save(engine: &mut Engine, shared: &Shared, goes_on: &mut dyn FnMut() -> bool) {
+    let trouble = engine.save_prefixes_while(goes_on).err().map(|error| error.to_string());
     shared.lock().keeping = trouble;
 }
 
@@ -70,9 +107,8 @@ fn wait(engine: &mut Engine, shared: &Shared) -> bool {
             return !queue.is_finished();
         }
     }
-    // When everybody has an answer, so that nobody waits for it.
-    let trouble = engine.save_prefixes().err().map(|error| error.to_string());
-    shared.lock().keeping = trouble;
+    // When everybody has an answer, so that nobody waits for it; what is left as somebody comes is for the next time.
+    save(engine, shared, &mut || !shared.lock().wants_attention());
     let look = |store: &ExpertStore| {
         if shared.watch.is_watched() {
             shared.lock().look_at_store(store);
@@ -88,27 +124,23 @@ fn wait(engine: &mut Engine, shared: &Shared) -> bool {
     })
 }
 
-/// Tokens of an answer that KV blocks are kept for. Longer ones take what is there, and may have to wait for others.
-const USUAL_ANSWER: usize = 1024;
-
 /// Begins jobs whose turn has come, as long as there are places, and KV blocks for all that they are expected to need.
+/// Batch work gives its blocks up for others: what it has is there for them.
+///
+/// Those that run are kept in the order in which they have a right to KV blocks: batch work last, and of the same kind
+/// who came first.
 fn admit(engine: &mut Engine, running: &mut Vec<Sequence>, shared: &Shared) {
-    let context = shared.facts.context;
-    let needed = |prompt: usize, most: Option<usize>| {
-        let positions = (prompt + most.map_or(USUAL_ANSWER, |most| most.min(USUAL_ANSWER))).min(context);
-        positions.div_ceil(BLOCK) + SPARE_BLOCKS
-    };
+    shared.lock().hold(running.iter().map(|sequence| (sequence.id, sequence.blocks())));
     loop {
-        let taken: usize = running.iter().map(Sequence::blocks).sum();
-        let there = engine.kv_blocks();
-        let alone = running.is_empty();
-        let fits = |prompt, most| alone || taken + needed(prompt, most) <= there;
-        let Some(job) = shared.lock().next(fits) else { return };
-        let (id, blocks) = (job.id, needed(job.prompt.len(), job.max_tokens));
+        let Some((job, blocks)) = shared.lock().next() else { return };
+        let id = job.id;
         match Sequence::new(engine, job, blocks) {
-            Ok(sequence) => running.push(sequence),
+            Ok(sequence) => {
+                let at = running.partition_point(|other| sequence.is_batch() || !other.is_batch());
+                running.insert(at, sequence);
+            }
             Err((mut events, error)) => {
-                shared.lock().ended(id, 0, None, &[]);
+                shared.lock().ended(id, 0, None);
                 events.failed(error.into());
                 shared.changed.notify_all();
             }
@@ -122,14 +154,13 @@ type Fared = Result<Range<usize>, ForwardError>;
 /// One pass, and what comes of it for every sequence that had rows in it.
 fn pass(engine: &mut Engine, running: &mut Vec<Sequence>, pace: &mut Pace, shared: &Shared) {
     let number = shared.lock().next_pass();
-    prepare(engine, running, pace, number, shared);
+    let answers = prepare(engine, running, pace, number, shared);
     let taking_part = running.iter().filter(|sequence| sequence.takes_part()).count();
     if taking_part == 0 {
         return;
     }
     let alone = taking_part == 1;
     let prompt: usize = running.iter().map(Sequence::prompt_rows).sum();
-    let answers = running.iter().filter(|sequence| sequence.wish().prompt == 0).count();
     shared.lock().run_on(running.iter().map(|sequence| (sequence.id, sequence.state())));
     let start = pass_starts(engine);
     // Whoever looks in while a pass runs sees the experts of the next one.
@@ -187,9 +218,10 @@ fn after(
 fn end(engine: &mut Engine, mut sequence: Sequence, how: Result<Finish, GenerateError>, shared: &Shared) {
     sequence.leave(engine);
     let outcome = how.map(|finish| sequence.outcome(engine, finish));
+    shared.seen().add(sequence.tokens());
     {
         let mut queue = shared.lock();
-        queue.ended(sequence.id, sequence.reused, outcome.as_ref().ok(), sequence.tokens());
+        queue.ended(sequence.id, sequence.reused, outcome.as_ref().ok());
         queue.look_at(engine);
     }
     match outcome {
@@ -199,8 +231,15 @@ fn end(engine: &mut Engine, mut sequence: Sequence, how: Result<Finish, Generate
     shared.changed.notify_all();
 }
 
-/// Decides what every sequence runs in the next pass; those end that cannot go on.
-fn prepare(engine: &mut Engine, running: &mut Vec<Sequence>, pace: &Pace, number: u64, shared: &Shared) {
+/// Decides what every sequence runs in the next pass; those end that cannot go on. How many of them generate and have a
+/// turn.
+fn prepare(
+    engine: &mut Engine,
+    running: &mut Vec<Sequence>,
+    pace: &Pace,
+    number: u64,
+    shared: &Shared,
+) -> usize {
     let mut at = 0;
     while at < running.len() {
         match running[at].cancel.is_cancelled() {
@@ -214,7 +253,8 @@ fn prepare(engine: &mut Engine, running: &mut Vec<Sequence>, pace: &Pace, number
     let runs: Vec<usize> = (0..running.len()).filter(|at| !running[*at].is_paused() && !waits(*at)).collect();
     let wishes: Vec<Wish> = runs.iter().map(|at| running[*at].wish()).collect();
     let mut shares = vec![0; running.len()];
-    for (at, rows) in runs.into_iter().zip(compose(&wishes, engine.plan().chunk, pace)) {
+    let Shares { rows, answers } = compose(&wishes, engine.plan().chunk, pace);
+    for (at, rows) in runs.into_iter().zip(rows) {
         shares[at] = rows;
     }
     let rates = shared.lock().rates;
@@ -239,22 +279,28 @@ fn prepare(engine: &mut Engine, running: &mut Vec<Sequence>, pace: &Pace, number
             break;
         }
     }
+    answers
 }
 
-/// Lets those go on that gave their KV blocks up, the first one first, as far as there are blocks again.
+/// Lets those go on that gave their KV blocks up, the first one first, as far as there are blocks again; what batch work
+/// has is there for others.
 fn resume(engine: &Engine, running: &mut [Sequence]) {
-    let mut taken: usize =
-        running.iter().filter(|sequence| !sequence.is_paused()).map(Sequence::blocks).sum();
-    for sequence in running.iter_mut().filter(|sequence| sequence.is_paused()) {
+    for at in 0..running.len() {
+        let sequence = &running[at];
+        if !sequence.is_paused() {
+            continue;
+        }
+        let before = running.iter().filter(|other| !other.is_paused());
+        let before = before.filter(|other| sequence.is_batch() || !other.is_batch());
+        let taken: usize = before.map(Sequence::blocks).sum();
         if taken > 0 && taken + sequence.blocks() > engine.kv_blocks() {
             return;
         }
-        taken += sequence.blocks();
-        sequence.resume();
+        running[at].resume();
     }
 }
 
-/// Finds KV blocks for the sequence `at`: the last that came gives its own up, which may be this one. `false` if there are
+/// Finds KV blocks for the sequence `at`: the last in order gives its own up, which may be this one. `false` if there are
 /// none to be had.
 fn give_way(engine: &mut Engine, running: &mut [Sequence], at: usize) -> bool {
     let last = running.iter().rposition(Sequence::has_blocks).filter(|last| *last >= at).unwrap_or(at);

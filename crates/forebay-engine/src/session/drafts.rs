@@ -2,11 +2,11 @@
 
 use std::borrow::Cow;
 use std::ops::{ControlFlow, Range};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_core::CancelToken;
 use forebay_model::workspace::LOGIT_ROWS;
-use forebay_model::{ForwardError, Trace, logits, mtp};
+use forebay_model::{Trace, logits, mtp};
 
 use super::{Event, GenerateError, PassStats, Session, Token, pass_starts, pass_stats};
 use crate::choose::{Choice, Chooser};
@@ -17,9 +17,12 @@ use crate::engine::Engine;
 struct Judged {
     /// The drafts that are what was chosen, from the first one on.
     right: Vec<Token>,
-    /// What was chosen behind them, if it is known.
-    behind: Option<Choice>,
+    /// What was chosen behind them, or why nothing can be; `None` behind the last draft, where nothing was asked yet.
+    behind: Option<Chosen>,
 }
+
+/// What was chosen behind a row, or why nothing can be.
+pub(crate) type Chosen = Result<Choice, GenerateError>;
 
 /// What a verifying pass brought.
 pub(super) struct Verified {
@@ -27,8 +30,8 @@ pub(super) struct Verified {
     pub(super) emitted: usize,
     /// Drafts that the model agreed with: one more, if the last one ends the answer.
     pub(super) accepted: usize,
-    /// What comes behind them, if it is known.
-    pub(super) chosen: Option<Choice>,
+    /// What comes behind them, or why nothing can; `None` if nothing was asked yet.
+    pub(super) chosen: Option<Chosen>,
     /// Whether the caller ended the answer.
     pub(super) ended: bool,
     pub(super) pass: PassStats,
@@ -55,25 +58,23 @@ impl Session {
         left: usize,
         drafting: bool,
         cancel: &CancelToken,
-    ) -> Result<Observed, GenerateError> {
+    ) -> Observed {
         let started = Instant::now();
         let room = (self.kv.capacity() - self.kv.len()).saturating_sub(2);
         let choice = self.choose_drafts(engine, next, &[], left.min(room), drafting);
-        let drafted = self.draft_behind(engine, next, &[], choice, cancel)?.len();
-        self.drafts.truncate(left.min(room));
-        let (verified, drafting) = (self.drafts.len(), started.elapsed());
-        Ok(Observed { source: choice.source, drafted, verified, drafting, ..Observed::default() })
+        let drafted = self.draft_behind(engine, next, &[], choice, cancel).len();
+        Observed {
+            source: choice.source,
+            drafted,
+            verified: drafted,
+            drafting: started.elapsed(),
+            ..Observed::default()
+        }
     }
 
     /// What may follow `next` behind the tokens in the cache: up to `depth` tokens, none if nothing can be said. A
-    /// cancellation cuts it short.
-    pub fn draft(
-        &mut self,
-        engine: &mut Engine,
-        next: u32,
-        depth: usize,
-        cancel: &CancelToken,
-    ) -> Result<&[u32], GenerateError> {
+    /// cancellation cuts it short, and so does an expert that cannot be read.
+    pub fn draft(&mut self, engine: &mut Engine, next: u32, depth: usize, cancel: &CancelToken) -> &[u32] {
         let choice = self.offers(engine, next, &[], depth).first(depth);
         self.draft_behind(engine, next, &[], choice, cancel)
     }
@@ -99,14 +100,17 @@ impl Session {
         drafting: bool,
     ) -> Draft {
         match engine.options().drafting {
-            Drafting::Depth(depth) if drafting => self.offers(engine, next, given, MAX_DEPTH).first(depth),
             // What cannot be verified need not be drafted.
+            Drafting::Depth(depth) if drafting => {
+                self.offers(engine, next, given, most.min(MAX_DEPTH)).first(depth)
+            }
             Drafting::Auto if drafting => engine.drafting.choose(&self.offers(engine, next, given, most)),
             _ => Draft::default(),
         }
     }
 
-    /// Drafts `choice` behind `next` and `given`, which is known to come behind it.
+    /// Drafts `choice` behind `next` and `given`, which is known to come behind it. Whatever goes wrong leaves fewer drafts:
+    /// the answer needs none, and a fault that concerns it is found by the pass to come.
     pub(super) fn draft_behind(
         &mut self,
         engine: &mut Engine,
@@ -114,32 +118,26 @@ impl Session {
         given: &[u32],
         Draft { source, depth }: Draft,
         cancel: &CancelToken,
-    ) -> Result<&[u32], GenerateError> {
+    ) -> &[u32] {
         self.drafts.clear();
         if depth == 0 {
-            return Ok(&self.drafts);
+            return &self.drafts;
         }
         if let Some(foretold) = &mut self.foretold {
             foretold.draft(self.tokens.len() + given.len(), depth, &mut self.drafts);
-            return Ok(&self.drafts);
+            return &self.drafts;
         }
         if let Source::Text(_) = source {
             let (said, last) = behind(&self.tokens, next, given);
             look_up(&said, last, depth, &mut self.drafts);
-            return Ok(&self.drafts);
+            return &self.drafts;
         }
-        let room = self.kv.len()..self.kv.len() + depth;
-        if engine.prefixes.make_room(&mut self.kv, room).is_err() {
-            // The pass to come says so, unless it needs less.
-            return Ok(&self.drafts);
+        let room = self.kv.len()..self.kv.len() + given.len() + depth;
+        if engine.prefixes.make_room(&mut self.kv, room).is_ok() {
+            let (ctx, store, ws) = engine.split();
+            _ = mtp::draft(ctx, store, &mut self.kv, next, given, depth, cancel, ws, &mut self.drafts);
         }
-        let (ctx, store, ws) = engine.split();
-        let kv = &mut self.kv;
-        match mtp::draft(ctx, store, kv, next, given, depth, cancel, ws, &mut self.drafts) {
-            // The pass to come notices by itself.
-            Ok(()) | Err(ForwardError::Cancelled) => Ok(&self.drafts),
-            Err(other) => Err(other.into()),
-        }
+        &self.drafts
     }
 
     /// One pass over `next` and the drafts; what of it is right is in the cache afterwards, as far as the caller did not
@@ -155,21 +153,27 @@ impl Session {
     ) -> Result<Option<Verified>, GenerateError> {
         let mut start = pass_starts(engine);
         let tokens: Vec<u32> = std::iter::once(next).chain(self.drafts.iter().copied()).collect();
-        if !self.pass(engine, &tokens, cancel, trace, &mut |_, _| ())? {
+        if !self.pass(engine, &tokens, self.drafts.len(), cancel, trace, &mut |_, _| ())? {
             return Ok(None);
         }
         let Judged { right, behind } = self.judge(engine, tokens.len(), chooser);
-        let accepted = self.accepted(right.len(), behind.as_ref());
-        let asked = Instant::now();
-        let (emitted, ended) = emit(right, on_event);
-        // What the caller did with the tokens is no part of the pass.
-        start.started += asked.elapsed();
+        let known = behind.as_ref().and_then(|behind| behind.as_ref().ok());
+        let accepted = self.accepted(right.len(), known);
+        // What the caller does with the tokens is no part of the pass.
+        let mut asked = Duration::ZERO;
+        let mut tell = |token| {
+            let since = Instant::now();
+            let told = on_event(Event::Token(token));
+            asked += since.elapsed();
+            told
+        };
+        let (emitted, ended) = self.take_in(engine, &tokens, 0..tokens.len(), right, &mut tell)?;
+        start.started += asked;
         let chosen = if ended { None } else { behind };
         if ended {
             let (ctx, _, ws) = engine.split();
             logits(ctx, ws, emitted..emitted + 1).clone_into(&mut self.logits);
         }
-        self.keep(engine, &tokens[..1 + emitted], 0..tokens.len())?;
         let pass = pass_stats(engine, tokens.len(), &start);
         Ok(Some(Verified { emitted, accepted, chosen, ended, pass }))
     }
@@ -177,22 +181,22 @@ impl Session {
     /// Chooses a token behind every row of the last pass over `rows` tokens, as long as the draft that comes next is
     /// that token: so what is generated is what would be without drafts, sampled tokens included.
     ///
-    /// Afterwards the logits are those behind the last draft that is right. Where nothing can be chosen the loop
-    /// will find that again.
+    /// Afterwards the logits are those behind the last draft that is right.
     fn judge(&mut self, engine: &mut Engine, rows: usize, chooser: &mut Chooser<'_>) -> Judged {
         let (ctx, _, ws) = engine.split();
         let vocab = ctx.model.spec.vocab;
-        let mut right = Vec::new();
-        for first in (0..rows).step_by(LOGIT_ROWS) {
+        let (mut right, mut behind) = (Vec::new(), None);
+        'rows: for first in (0..rows).step_by(LOGIT_ROWS) {
             let block = logits(ctx, ws, first..rows.min(first + LOGIT_ROWS));
             for (row, logits) in (first..).zip(block.chunks_exact(vocab)) {
-                if let Some(behind) = self.judge_row(row, logits, chooser, &mut right) {
+                if let Some(known) = self.judge_row(row, logits, chooser, &mut right) {
                     logits.clone_into(&mut self.logits);
-                    return Judged { right, behind };
+                    behind = known;
+                    break 'rows;
                 }
             }
         }
-        unreachable!("the row behind the last draft ends the loop")
+        Judged { right, behind }
     }
 
     /// Judges the draft behind row `row` of a pass of this sequence, by the logits of that row: `None` if it is right, and
@@ -203,7 +207,7 @@ impl Session {
         logits: &[f32],
         chooser: &mut Chooser<'_>,
         right: &mut Vec<Token>,
-    ) -> Option<Option<Choice>> {
+    ) -> Option<Option<Chosen>> {
         let draft = self.drafts.get(row).copied();
         judge_row(draft, logits, &mut |row| chooser.choose(row), right)
     }
@@ -213,6 +217,28 @@ impl Session {
     pub(crate) fn accepted(&self, right: usize, behind: Option<&Choice>) -> usize {
         let stopped = matches!(behind, Some(Choice::End(Some(stop))) if self.drafts.get(right) == Some(stop));
         right + usize::from(stopped)
+    }
+
+    /// Hands out the drafts that are `right` until the caller has enough, and keeps as much of the last pass over `tokens`,
+    /// which had the rows `rows`: how many were handed out, and whether that ended the answer.
+    pub(crate) fn take_in(
+        &mut self,
+        engine: &mut Engine,
+        tokens: &[u32],
+        rows: Range<usize>,
+        right: Vec<Token>,
+        tell: &mut dyn FnMut(Token) -> ControlFlow<()>,
+    ) -> Result<(usize, bool), GenerateError> {
+        let (mut emitted, mut ended) = (0, false);
+        for token in right {
+            emitted += 1;
+            ended = tell(token).is_break();
+            if ended {
+                break;
+            }
+        }
+        self.keep(engine, &tokens[..1 + emitted], rows)?;
+        Ok((emitted, ended))
     }
 
     /// Of its rows `rows` of the last pass, keeps the first ones: `tokens`.
@@ -225,6 +251,7 @@ impl Session {
         let len = self.kv.len() - rows.len() + tokens.len();
         self.kv.truncate(len);
         let (ctx, _, ws) = engine.split();
+        ws.accept(rows.start..rows.start + tokens.len());
         if let Err(error) = mtp::absorb(ctx, &mut self.kv, tokens, rows.start, ws) {
             // As if the pass had failed.
             self.kv.truncate(len - tokens.len());
@@ -243,14 +270,13 @@ fn judge_row(
     logits: &[f32],
     choose: &mut dyn FnMut(&[f32]) -> Result<Choice, GenerateError>,
     right: &mut Vec<Token>,
-) -> Option<Option<Choice>> {
+) -> Option<Option<Chosen>> {
     match draft.map(|_| choose(logits)) {
         Some(Ok(Choice::Token(token))) if Some(token.id) == draft => {
             right.push(token);
             None
         }
-        Some(Ok(other)) => Some(Some(other)),
-        Some(Err(_)) | None => Some(None),
+        chosen => Some(chosen),
     }
 }
 
@@ -260,17 +286,6 @@ fn behind<'a>(tokens: &'a [u32], next: u32, given: &[u32]) -> (Cow<'a, [u32]>, u
         None => (tokens.into(), next),
         Some((last, between)) => ([tokens, &[next], between].concat().into(), *last),
     }
-}
-
-/// Hands out tokens until the caller has enough: how many, and whether that ended the answer.
-fn emit(tokens: Vec<Token>, on_event: &mut dyn FnMut(Event) -> ControlFlow<()>) -> (usize, bool) {
-    let all = tokens.len();
-    for (at, token) in tokens.into_iter().enumerate() {
-        if on_event(Event::Token(token)).is_break() {
-            return (at + 1, true);
-        }
-    }
-    (all, false)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use forebay_core::CancelToken;
 
-use super::{GenerateError, PassStats, Session};
+use super::{PassStats, Session};
 use crate::choose::Chooser;
 use crate::draft::{Choice, DraftStats, MAX_DEPTH, Observed};
 use crate::engine::Engine;
@@ -30,19 +30,25 @@ impl Session {
         chooser: &mut Chooser<'_>,
         drafting: bool,
         cancel: &CancelToken,
-    ) -> Result<Proposed, GenerateError> {
+    ) -> Proposed {
         let room = (self.kv.capacity() - self.kv.len()).saturating_sub(2).min(left);
         let rows = engine.plan().chunk.saturating_sub(1);
         let mut forced = Vec::new();
-        chooser.forced(room.min(rows).min(MOST_FORCED), &mut forced)?;
+        // A constraint that cannot say what is forced, or what it agrees with, forces nothing and agrees with nothing: if it
+        // cannot say what may come next either, the choice of that finds out.
+        if chooser.forced(room.min(rows).min(MOST_FORCED), &mut forced).is_err() {
+            forced.clear();
+        }
         let mut seen = if forced.is_empty() {
-            self.propose(engine, next, left, drafting, cancel)?
+            self.propose(engine, next, left, drafting, cancel)
         } else {
-            self.propose_behind(engine, next, &forced, room, drafting, cancel)?
+            self.propose_behind(engine, next, &forced, room, drafting, cancel)
         };
-        chooser.cut(&mut self.drafts)?;
+        if chooser.cut(&mut self.drafts).is_err() {
+            self.drafts.clear();
+        }
         seen.verified = self.drafts.len();
-        Ok(Proposed { seen, forced: forced.len().min(self.drafts.len()) })
+        Proposed { seen, forced: forced.len().min(self.drafts.len()) }
     }
 
     /// The forced tokens, and what may follow them: together as many as are drafted without them, if those are more.
@@ -54,14 +60,14 @@ impl Session {
         room: usize,
         drafting: bool,
         cancel: &CancelToken,
-    ) -> Result<Observed, GenerateError> {
+    ) -> Observed {
         let started = Instant::now();
         let choice = self.choose_drafts(engine, next, forced, MAX_DEPTH, drafting);
         let depth = choice.depth.min(room).saturating_sub(forced.len());
         let choice = Choice { depth, ..choice };
-        let drafted = self.draft_behind(engine, next, forced, choice, cancel)?.len();
+        let drafted = self.draft_behind(engine, next, forced, choice, cancel).len();
         self.drafts.splice(..0, forced.iter().copied());
-        Ok(Observed { source: choice.source, drafted, drafting: started.elapsed(), ..Observed::default() })
+        Observed { source: choice.source, drafted, drafting: started.elapsed(), ..Observed::default() }
     }
 }
 

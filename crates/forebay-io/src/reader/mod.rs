@@ -89,7 +89,7 @@ pub struct JobStats {
     pub direct_reads: u64,
     /// Segments that were begun past the page cache and ended through it.
     pub fallbacks: u64,
-    /// Reads issued again after a short direct one, an interruption or a "try again".
+    /// Reads issued again after a short direct one, an interruption, a "try again" or, once for a segment, a failure.
     pub retries: u64,
     /// The root that delivered the last segment.
     pub root: usize,

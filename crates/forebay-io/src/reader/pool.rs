@@ -120,7 +120,8 @@ impl Filling<'_> {
         Ok(())
     }
 
-    /// Reads one segment from the root that should be the fastest or, if that fails, from another one.
+    /// Reads one segment from the root that should be the fastest or, if that fails, from another one, and once more if
+    /// there is none.
     fn read_segment(
         &mut self,
         segment: ReadSegment,
@@ -130,7 +131,15 @@ impl Filling<'_> {
         let sources = &self.shared.sources;
         let mut tried = Tried::default();
         let mut first_error = None;
-        while let Some(booking) = sources.book(segment.shard, segment.len, self.pauses, tried) {
+        loop {
+            let Some(booking) = sources.book(segment.shard, segment.len, self.pauses, tried) else {
+                if tried.once_more(first_error.as_ref()) {
+                    self.tally.retries += 1;
+                    continue;
+                }
+                let shards = sources.shards().len();
+                return Err(first_error.unwrap_or(ReadError::UnknownShard { shard: segment.shard, shards }));
+            };
             let root = booking.root;
             let source = sources.get(root, segment.shard).expect("only roots that have the shard are booked");
             // A file that panics fails like one that cannot be read: another root may do.
@@ -158,8 +167,6 @@ impl Filling<'_> {
                 }
             }
         }
-        let shards = sources.shards().len();
-        Err(first_error.unwrap_or(ReadError::UnknownShard { shard: segment.shard, shards }))
     }
 
     fn read_from(

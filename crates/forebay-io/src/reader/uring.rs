@@ -197,11 +197,13 @@ impl Ring {
         for (side, limit) in [(Side::Demand, self.workers), (Side::Ahead, self.ahead)] {
             while self.active.iter().flatten().filter(|active| active.side == side).count() < limit {
                 let Some(taken) = shared.queue.try_next(side, Kind::Plain) else { break };
-                let active = Active::new(shared, side, taken);
-                match self.active.iter_mut().find(|place| place.is_none()) {
-                    Some(place) => *place = Some(active),
-                    None => self.active.push(Some(active)),
+                let at = self.active.iter().position(Option::is_none).unwrap_or(self.active.len());
+                if at == self.active.len() {
+                    self.active.push(None);
                 }
+                let (active, segments, len) = Active::new(side, taken);
+                // From here on a panic fails the job, whose slab is not lost.
+                self.active[at].insert(active).lay_out(shared, &segments, len);
             }
         }
     }
@@ -337,10 +339,22 @@ impl Drop for Ring {
 }
 
 impl Active {
-    fn new(shared: &Shared, side: Side, taken: Taken) -> Self {
+    /// A job that was taken; its segments are to be [laid out](Self::lay_out).
+    fn new(side: Side, taken: Taken) -> (Self, Arc<[ReadSegment]>, usize) {
         let Taken { job: Job { tag, segments, check, mut slab, len, .. }, serial } = taken;
-        let error = match shared.target(&segments, &mut slab, len) {
-            Ok(_) => shared.check(&segments, len).err(),
+        let base = NonNull::from(&mut slab[..]).cast();
+        let (tally, start) = (Tally::default(), Instant::now());
+        let (check, checks) = (check.filter(|_| segments.len() == 1), Checks::default());
+        let (lines, bytes, root, error) = (Vec::new(), 0, 0, None);
+        let active =
+            Self { serial, tag, side, slab, base, lines, tally, check, checks, bytes, root, start, error };
+        (active, segments, len)
+    }
+
+    /// Checks what is to be read, and where it goes.
+    fn lay_out(&mut self, shared: &Shared, segments: &[ReadSegment], len: usize) {
+        self.error = match shared.target(segments, &mut self.slab, len) {
+            Ok(_) => shared.check(segments, len).err(),
             Err(error) => Some(error),
         };
         let line = |(segment, window): (&ReadSegment, Option<Window>)| Line {
@@ -352,11 +366,8 @@ impl Active {
             done: false,
             first_error: None,
         };
-        let lines = segments.iter().zip(windows(&segments, len)).map(line).collect();
-        let base = NonNull::from(&mut slab[..]).cast();
-        let (tally, start) = (Tally::default(), Instant::now());
-        let (check, checks) = (check.filter(|_| segments.len() == 1), Checks::default());
-        Self { serial, tag, side, slab, base, lines, tally, check, checks, bytes: 0, root: 0, start, error }
+        self.lines = segments.iter().zip(windows(segments, len)).map(line).collect();
+        self.base = NonNull::from(&mut self.slab[..]).cast();
     }
 
     fn is_reading(&self) -> bool {
@@ -364,7 +375,7 @@ impl Active {
     }
 
     /// The next read of a segment; `None` when there is none right now: the segment is done, or failed on one
-    /// root, or altogether (then there is an error).
+    /// root, or on all that there are, or altogether (then there is an error).
     fn next_ask(&mut self, shared: &Shared, number: usize, limit: usize) -> Option<Ask> {
         let line = &mut self.lines[number];
         let sources = &shared.sources;
@@ -372,6 +383,10 @@ impl Active {
         if line.under_way.is_none() {
             let Some(booking) = sources.book(shard, line.segment.len, self.side == Side::Ahead, line.tried)
             else {
+                if line.tried.once_more(line.first_error.as_ref()) {
+                    self.tally.retries += 1;
+                    return None;
+                }
                 let unknown = ReadError::UnknownShard { shard, shards: sources.shards().len() };
                 self.error = Some(line.first_error.take().unwrap_or(unknown));
                 return None;

@@ -8,7 +8,9 @@ fn model() -> History {
 
 /// Counts the experts of one token.
 fn observe(history: &mut History, layer: u32, experts: &[u32]) {
-    history.observe_step(layer, &Union::of([experts]));
+    let mut counts = vec![0; experts.iter().max().map_or(0, |last| *last as usize + 1)];
+    experts.iter().for_each(|expert| counts[*expert as usize] += 1);
+    history.observe(layer, 1, &counts);
 }
 
 #[test]
@@ -125,7 +127,7 @@ fn a_lock_that_is_held_is_an_error_and_loses_nothing() {
 #[test]
 fn numbers_of_no_model_are_not_counted() {
     let mut history = model();
-    observe(&mut history, 0, &[u32::MAX, 2]);
+    observe(&mut history, 0, &[MAX_EXPERTS as u32, 2]);
     observe(&mut history, u32::MAX, &[2]);
     assert_eq!(history.counts(0), [0, 0, 1]);
     assert!(history.counts(u32::MAX).is_empty());

@@ -314,3 +314,29 @@ proptest! {
         }
     }
 }
+
+/// Whatever a request asks for, its sampler takes no more memory than a plan has for it.
+#[test]
+fn a_sampler_keeps_to_its_plan() {
+    for vocab in [100, 300, 1000, 3000, 8192] {
+        let sampling = Sampling {
+            temperature: 1.0,
+            top_k: vocab - 1,
+            top_p: 0.999,
+            repetition_penalty: 1.1,
+            presence_penalty: 0.5,
+            ..Sampling::default()
+        };
+        let mut s = sampler(sampling);
+        s.prompt(0..vocab as u32);
+        let allowed: TokenSet = (0..vocab as u32).collect();
+        for _ in 0..3 {
+            s.pick(&vec![1.0; vocab], Some(&allowed)).unwrap();
+        }
+        let lists = s.adjusted.capacity() + s.probabilities.capacity() + s.order.capacity();
+        let held = size_of::<f32>() * lists + s.history.bytes();
+        let planned = Sampler::planned_bytes(vocab);
+        assert!(held <= planned, "{vocab}: {held} of {planned}");
+        assert!(2 * held >= planned, "{vocab}: {held} of {planned}");
+    }
+}

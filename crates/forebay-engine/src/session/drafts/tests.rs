@@ -48,7 +48,7 @@ fn draw(depth: usize, rule: Rule<'_>) -> [[u32; VOCAB]; VOCAB] {
                 |logits: &[f32]| Ok(Choice::Token(Token { id: rule(draft, logits), logprobs: None }));
             match judge_row(draft, &LOGITS[token as usize], &mut choose, &mut right) {
                 None => {}
-                Some(Some(Choice::Token(token))) => {
+                Some(Some(Ok(Choice::Token(token)))) => {
                     chosen = Some(token.id);
                     break;
                 }
