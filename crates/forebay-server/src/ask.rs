@@ -192,8 +192,8 @@ fn encode(ask: &Ask, app: &App) -> Result<(Vec<u32>, Option<RenderedPrompt>), Ap
         extra: ask.extra.clone(),
     };
     let rendered = app.model.template.render(messages, &options)?;
-    let encoded = app.answers().lock().encode(&rendered, tokenizer).map_err(unencodable)?;
-    Ok((encoded.ids, Some(rendered)))
+    let ids = app.answers().encode(&rendered, tokenizer).map_err(unencodable)?;
+    Ok((ids, Some(rendered)))
 }
 
 /// The ids of a client's text: no control token comes out of it.
