@@ -91,7 +91,7 @@ fn usage(prompt_tokens: usize, cached: usize, tokens: usize) -> Value {
 
 fn stop_reason(reason: Reason) -> &'static str {
     match reason {
-        Reason::Stop | Reason::Cancelled => "end_turn",
+        Reason::Stop => "end_turn",
         Reason::StopString(_) => "stop_sequence",
         Reason::Calls => "tool_use",
         Reason::Length => "max_tokens",

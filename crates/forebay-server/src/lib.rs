@@ -57,10 +57,12 @@ pub use jobs::Jobs;
 pub use tls::{Pem, Tls, TlsError};
 
 use forebay_engine::Engine;
-use forebay_engine::scheduler::Health;
 
 /// Threads that serve sockets: little is done there.
 const SOCKET_THREADS: usize = 2;
+
+/// For the last words of answers to be taken, when the server ends and all answers are over.
+const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// Why a server could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -87,21 +89,26 @@ pub fn listen(address: SocketAddr) -> Result<TcpListener, ServeError> {
 }
 
 /// Serves until the process is asked to end, finishes what is under way, and gives the engine back, if it still works.
-/// When asked a second time, it waits for nothing.
+/// From then on, and also behind this, asking a second time ends the process at once.
 pub fn serve(app: App, listener: TcpListener) -> Result<Option<Engine>, ServeError> {
+    let asked = signals::watch()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(SOCKET_THREADS)
         .thread_name("http")
         .enable_all()
         .build()?;
     let app = Arc::new(app);
-    let engine = runtime.block_on(until_the_end(Arc::clone(&app), listener))?;
+    let engine = runtime.block_on(until_the_end(Arc::clone(&app), listener, asked))?;
     // What still hangs on a socket has had its time.
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(engine)
 }
 
-async fn until_the_end(app: Arc<App>, listener: TcpListener) -> Result<Option<Engine>, ServeError> {
+async fn until_the_end(
+    app: Arc<App>,
+    listener: TcpListener,
+    mut asked: watch::Receiver<bool>,
+) -> Result<Option<Engine>, ServeError> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let (end, ending) = watch::channel(false);
     let serving = tokio::spawn(conn::serve(Arc::clone(&app), router(Arc::clone(&app)), listener, ending));
@@ -109,7 +116,7 @@ async fn until_the_end(app: Arc<App>, listener: TcpListener) -> Result<Option<En
         jobs.start(&app);
     }
     let renewed = app.settings.tls.clone().map(|tls| tokio::spawn(signals::renew(tls)));
-    signals::asked_to_end().await?;
+    _ = asked.wait_for(|asked| *asked).await;
     tracing::info!("ending: what is under way is finished, nothing new is taken");
     _ = end.send(true);
     if let Ok(jobs) = &app.jobs {
@@ -117,23 +124,13 @@ async fn until_the_end(app: Arc<App>, listener: TcpListener) -> Result<Option<En
     }
     let (scheduler, patience) = (app.scheduler.clone(), app.settings.drain);
     let drained = tokio::task::spawn_blocking(move || scheduler.drain(patience));
-    let scheduler = app.scheduler.clone();
-    let mut impatient = tokio::spawn(async move {
-        signals::asked_to_end().await.ok()?;
-        tracing::warn!("ending at once");
-        tokio::task::spawn_blocking(move || scheduler.drain(Duration::ZERO)).await.ok()?
-    });
-    let mut engine = drained.await.unwrap_or_default();
-    if engine.is_none() && app.scheduler.state().health == Health::Draining {
-        // The other one has it.
-        engine = (&mut impatient).await.unwrap_or_default();
-    }
+    let engine = drained.await.unwrap_or_default();
     if let Ok(jobs) = &app.jobs {
         jobs.finished().await;
     }
-    // The last words of answers are still to be sent.
-    _ = serving.await;
-    impatient.abort();
+    if tokio::time::timeout(LAST_WORDS, serving).await.is_err() {
+        tracing::warn!("clients that did not take what was sent are hung up on");
+    }
     renewed.inspect(tokio::task::JoinHandle::abort);
     Ok(engine)
 }
