@@ -9,6 +9,7 @@ use forebay_text::tokenizer::EncodeError;
 use forebay_text::{AnswerIds, ChatTemplate, RenderedPrompt, StopSet, Tokenizer, Turn};
 
 use crate::auth::Keys;
+use crate::body::Bodies;
 use crate::cors::Origins;
 use crate::grammars::Grammars;
 use crate::jobs::Jobs;
@@ -78,6 +79,8 @@ pub struct App {
     pub grammars: Grammars,
     /// Files and batches, or why there are none.
     pub jobs: Result<Jobs, String>,
+    /// Room for what clients send.
+    pub bodies: Bodies,
     /// Whether the end has begun.
     pub ending: AtomicBool,
     answers: Answers,
@@ -89,6 +92,7 @@ impl App {
         Self {
             model,
             scheduler,
+            bodies: Bodies::new(settings.max_body),
             settings,
             metrics: Arc::default(),
             grammars: Grammars::default(),

@@ -13,6 +13,7 @@ use forebay_text::{ChatMessage, RenderOptions, RenderedPrompt, StopMatcher, Tool
 use serde_json::{Map, Value};
 
 use crate::app::App;
+use crate::body::Share;
 use crate::error::ApiError;
 use crate::grammars::Format;
 use crate::pipe::Pipe;
@@ -57,6 +58,8 @@ pub struct Ask {
     pub choices: usize,
     /// What comes first.
     pub priority: Priority,
+    /// Held until the request is in tokens.
+    pub share: Share,
 }
 
 impl Ask {
@@ -76,6 +79,7 @@ impl Ask {
             format: Format::Text,
             choices: 1,
             priority: Priority::Interactive,
+            share: Share::default(),
         }
     }
 }

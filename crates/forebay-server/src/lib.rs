@@ -137,7 +137,17 @@ async fn until_the_end(
 
 /// All routes.
 pub fn router(app: Arc<App>) -> Router {
+    // What asks for an answer is refused before it is read where none can be taken on.
+    let answers = Router::new()
+        .route("/v1/chat/completions", post(openai::chat::answer))
+        .route("/v1/completions", post(openai::completions::answer))
+        .route("/v1/responses", post(openai::responses::answer))
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route_layer(from_fn_with_state(Arc::clone(&app), body::room_in_queue));
     Router::new()
+        .merge(answers)
         .route("/", get(dashboard::root))
         .merge(dashboard::routes())
         .route("/openapi.json", get(openapi::describe))
@@ -146,10 +156,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/health/ready", get(health::ready))
         .route("/metrics", get(health::metrics))
         .route("/v1/models", get(openai::models::list))
-        .route("/v1/models/{id}", get(openai::models::one))
-        .route("/v1/chat/completions", post(openai::chat::answer))
-        .route("/v1/completions", post(openai::completions::answer))
-        .route("/v1/responses", post(openai::responses::answer))
+        // Names of models may have parts.
+        .route("/v1/models/{*id}", get(openai::models::one))
         .route("/v1/files", get(openai::files::list).post(openai::files::create))
         .route("/v1/files/{id}", get(openai::files::one).delete(openai::files::delete))
         .route("/v1/files/{id}/content", get(openai::files::content))
@@ -158,10 +166,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/batches/{id}/cancel", post(openai::batches::cancel))
         .route("/tokenize", post(openai::tokens::tokenize))
         .route("/detokenize", post(openai::tokens::detokenize))
-        .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
-        .route("/api/chat", post(ollama::chat))
-        .route("/api/generate", post(ollama::generate))
         .route("/api/tags", get(ollama::tags))
         .route("/api/ps", get(ollama::running))
         .route("/api/version", get(ollama::version))
