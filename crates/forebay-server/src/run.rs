@@ -456,6 +456,49 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_answer_that_is_not_read_or_that_the_end_cuts_off_has_failed() {
+        let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/tokenizer.json");
+        let tokenizer = Arc::new(forebay_text::Tokenizer::from_file(&file).unwrap());
+        for (tokens, finish, code) in
+            [(100, Finish::Ended, "client_too_slow"), (3, Finish::Cancelled, "shutting_down")]
+        {
+            let (send, pieces) = unbounded_channel();
+            let unread = Arc::<AtomicUsize>::default();
+            let mut pieces = Pieces::new(pieces, Arc::clone(&unread), 1);
+            let stop = forebay_text::StopMatcher::new(Vec::<String>::new()).unwrap();
+            let mut listener = Listener {
+                choice: 0,
+                send,
+                unread,
+                most_unread: 10,
+                overflowed: false,
+                pipe: Pipe::new(Arc::clone(&tokenizer), None, stop, None),
+                ids: Vec::new(),
+                remember: None,
+                metrics: Arc::default(),
+                taken_on: Instant::now(),
+                started: None,
+                told: None,
+                forecast: Forecast::default(),
+                reused: 0,
+                ahead: Arc::default(),
+            };
+            let id = tokenizer.encode_raw("a")[0];
+            let token = || JobEvent::Token(forebay_engine::session::Token { id, logprobs: None });
+            let heard = (0..tokens).take_while(|_| listener.hear(token()).is_continue()).count();
+            assert_eq!(heard, 10.min(tokens), "it says when it takes no more");
+            _ = listener.hear(JobEvent::Done(Outcome { finish, stats: Default::default() }));
+            let mut told = Vec::new();
+            while let Some((_, piece)) = pieces.next().await {
+                told.push(piece);
+            }
+            assert_eq!(told.len(), heard + 1);
+            let last = told.pop();
+            assert!(matches!(&last, Some(Piece::Failed(error)) if error.code == Some(code)), "{last:?}");
+        }
+    }
+
+    #[tokio::test]
     async fn an_answer_that_nobody_ends_has_failed() {
         let (send, pieces) = unbounded_channel();
         let mut pieces = Pieces::new(pieces, Arc::new(AtomicUsize::new(1)), 2);
