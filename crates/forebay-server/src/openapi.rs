@@ -33,15 +33,16 @@ const ALWAYS: [(&str, &str); 7] = [
     ("503", "The server ends, or the engine failed"),
 ];
 /// What a body may add.
-const OF_BODIES: [(&str, &str); 4] = [
+const OF_BODIES: [(&str, &str); 5] = [
     ("400", "A parameter is wrong, the body is no JSON object, or the prompt is too long"),
     ("411", "A body without a length"),
     ("413", "The body is too large"),
     ("415", "The body is not JSON, or encoded"),
+    ("429", "Other bodies fill the room that there is for them; Retry-After says when to come back"),
 ];
 /// What an answer of the model may add.
 const OF_ANSWERS: [(&str, &str); 2] = [
-    ("429", "The queue is full; Retry-After says when to come back"),
+    ("429", "The queue is full, or the room for bodies; Retry-After says when to come back"),
     ("500", "The answer could not be computed"),
 ];
 
@@ -418,6 +419,11 @@ mod tests {
         let described: BTreeSet<String> = document["paths"].as_object().unwrap().keys().cloned().collect();
         assert!(known.len() > 20, "{known:?}");
         assert_eq!(known, described);
+        let all = document["paths"].as_object().unwrap().values().filter_map(Value::as_object).flatten();
+        for (_, operation) in all.filter(|(_, found)| !found["requestBody"]["content"][JSON].is_null()) {
+            let after = &operation["responses"]["429"]["headers"]["retry-after"];
+            assert!(after.is_object(), "{}: any body may find no room", operation["operationId"]);
+        }
     }
 
     /// The names of all fields of requests.
