@@ -32,7 +32,8 @@ const world = (at) => ({
   ...process.env,
   FOREBAY_CACHE: join(folder, "cache"),
   FOREBAY_MODEL: "",
-  FOREBAY_API_KEY: "",
+  // An empty one would be refused.
+  FOREBAY_API_KEY: undefined,
   HOME: join(folder, `home-${at}`),
   XDG_CACHE_HOME: join(folder, `cache-${at}`),
   XDG_DATA_HOME: join(folder, `data-${at}`),

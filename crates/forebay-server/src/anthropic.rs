@@ -27,8 +27,9 @@ use wire::MessageWire;
 const SIGNATURE: &str = "forebay";
 
 /// Answers a conversation.
-pub async fn messages(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
-    let request = Request::read(body, &app, true)?;
+pub async fn messages(State(app): State<Arc<App>>, body: JsonBody) -> Result<Response, ApiError> {
+    let (mut request, share) = body.read(&app, |body, app| Request::read(body, app, true)).await?;
+    request.ask.share = share;
     let stop = request.ask.stop.clone();
     let running = run::start(&app, request.ask, request.streams).await?;
     if request.streams {
@@ -43,11 +44,9 @@ pub async fn messages(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> 
 }
 
 /// Counts the tokens of a conversation.
-pub async fn count_tokens(
-    State(app): State<Arc<App>>,
-    JsonBody(body): JsonBody,
-) -> Result<Response, ApiError> {
-    let request = Request::read(body, &app, false)?;
+pub async fn count_tokens(State(app): State<Arc<App>>, body: JsonBody) -> Result<Response, ApiError> {
+    let (mut request, share) = body.read(&app, |body, app| Request::read(body, app, false)).await?;
+    request.ask.share = share;
     let shared = Arc::clone(&app);
     let prepared = off_thread(move || Prepared::of(request.ask, &shared)).await?;
     Ok(stream::json(&json!({"input_tokens": prepared.ids.len()}), Vec::new()))
@@ -91,7 +90,7 @@ fn usage(prompt_tokens: usize, cached: usize, tokens: usize) -> Value {
 
 fn stop_reason(reason: Reason) -> &'static str {
     match reason {
-        Reason::Stop | Reason::Cancelled => "end_turn",
+        Reason::Stop => "end_turn",
         Reason::StopString(_) => "stop_sequence",
         Reason::Calls => "tool_use",
         Reason::Length => "max_tokens",

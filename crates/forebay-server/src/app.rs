@@ -1,13 +1,15 @@
 //! What every request can see: the model, its scheduler, and the settings of the server.
 
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use forebay_engine::{Sampling, Scheduler};
-use forebay_text::{AnswerIds, ChatTemplate, StopSet, Tokenizer};
+use forebay_text::tokenizer::EncodeError;
+use forebay_text::{AnswerIds, ChatTemplate, RenderedPrompt, StopSet, Tokenizer, Turn};
 
 use crate::auth::Keys;
+use crate::body::Bodies;
 use crate::cors::Origins;
 use crate::grammars::Grammars;
 use crate::jobs::Jobs;
@@ -77,9 +79,11 @@ pub struct App {
     pub grammars: Grammars,
     /// Files and batches, or why there are none.
     pub jobs: Result<Jobs, String>,
+    /// Room for what clients send.
+    pub bodies: Bodies,
     /// Whether the end has begun.
     pub ending: AtomicBool,
-    answers: Arc<Mutex<AnswerIds>>,
+    answers: Answers,
 }
 
 impl App {
@@ -88,12 +92,13 @@ impl App {
         Self {
             model,
             scheduler,
+            bodies: Bodies::new(settings.max_body),
             settings,
             metrics: Arc::default(),
             grammars: Grammars::default(),
             jobs: Err("this server was started without a folder for them".to_owned()),
             ending: AtomicBool::new(false),
-            answers: Arc::default(),
+            answers: Answers::default(),
         }
     }
 
@@ -109,17 +114,54 @@ impl App {
 
     /// The ids of earlier answers.
     pub fn answers(&self) -> Answers {
-        Answers(Arc::clone(&self.answers))
+        self.answers.clone()
     }
 }
 
-/// A handle on the ids of earlier answers.
-#[derive(Clone)]
+/// A handle on the ids of earlier answers. The engine's thread remembers while other threads encode: nothing that takes
+/// time is done while they are locked.
+#[derive(Clone, Default)]
 pub struct Answers(Arc<Mutex<AnswerIds>>);
 
 impl Answers {
-    /// Looks, or remembers.
-    pub fn lock(&self) -> MutexGuard<'_, AnswerIds> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The ids of a prompt, those of an earlier answer in their place.
+    pub fn encode(&self, prompt: &RenderedPrompt, tokenizer: &Tokenizer) -> Result<Vec<u32>, EncodeError> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Ok(known.encode(prompt, tokenizer)?.ids)
+    }
+
+    /// Remembers that `answer` was generated after `prompt`, whose ids were `prompt_ids`.
+    pub fn remember(
+        &self,
+        prompt: RenderedPrompt,
+        prompt_ids: &[u32],
+        answer: &[u32],
+        tokenizer: &Tokenizer,
+    ) {
+        let turn = Turn::new(prompt, prompt_ids, answer, tokenizer);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remember(turn);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn an_answer_is_remembered_while_another_prompt_is_encoded() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/tokenizer.json");
+        let tokenizer = Tokenizer::from_file(&file).unwrap();
+        let mut prompt = RenderedPrompt::new();
+        prompt.push_text("Hi ");
+        let answers = Answers::default();
+        // Whoever encodes has what was known when it began, and holds nothing that others wait for.
+        let known = answers.0.lock().unwrap().clone();
+        answers.remember(prompt.clone(), &[1, 2], &tokenizer.encode_raw("there"), &tokenizer);
+        prompt.push_text("there");
+        assert_eq!(known.encode(&prompt, &tokenizer).unwrap().known, 0);
+        let ids = answers.encode(&prompt, &tokenizer).unwrap();
+        assert_eq!(ids[..2], [1, 2]);
+        assert!(answers.0.try_lock().is_ok());
     }
 }

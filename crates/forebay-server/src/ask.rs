@@ -13,6 +13,7 @@ use forebay_text::{ChatMessage, RenderOptions, RenderedPrompt, StopMatcher, Tool
 use serde_json::{Map, Value};
 
 use crate::app::App;
+use crate::body::Share;
 use crate::error::ApiError;
 use crate::grammars::Format;
 use crate::pipe::Pipe;
@@ -57,6 +58,8 @@ pub struct Ask {
     pub choices: usize,
     /// What comes first.
     pub priority: Priority,
+    /// Held until the request is in tokens.
+    pub share: Share,
 }
 
 impl Ask {
@@ -76,6 +79,7 @@ impl Ask {
             format: Format::Text,
             choices: 1,
             priority: Priority::Interactive,
+            share: Share::default(),
         }
     }
 }
@@ -192,8 +196,8 @@ fn encode(ask: &Ask, app: &App) -> Result<(Vec<u32>, Option<RenderedPrompt>), Ap
         extra: ask.extra.clone(),
     };
     let rendered = app.model.template.render(messages, &options)?;
-    let encoded = app.answers().lock().encode(&rendered, tokenizer).map_err(unencodable)?;
-    Ok((encoded.ids, Some(rendered)))
+    let ids = app.answers().encode(&rendered, tokenizer).map_err(unencodable)?;
+    Ok((ids, Some(rendered)))
 }
 
 /// The ids of a client's text: no control token comes out of it.

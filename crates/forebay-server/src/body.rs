@@ -2,18 +2,112 @@
 
 use std::sync::Arc;
 
+use std::time::Duration;
+
 use axum::body::Body;
-use axum::extract::{FromRequest, Request};
+use axum::extract::{FromRequest, Request, State};
 use axum::http::{Method, StatusCode, header};
-use bytes::Bytes;
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use axum::middleware::Next;
+use axum::response::Response;
+use forebay_engine::Priority;
+use http_body_util::BodyExt;
 use serde_json::{Map, Value};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::app::App;
 use crate::error::{ApiError, Dialect};
+use crate::openai::tokens::off_thread;
 
-/// The body of a request: one JSON object.
-pub struct JsonBody(pub Map<String, Value>);
+/// All bodies that are read or worked on have room for so many of the largest size.
+const LARGEST: usize = 4;
+/// Bytes in which that room is counted.
+const UNIT: usize = 1 << 10;
+/// Bodies up to this size are parsed where they arrive.
+const SMALL: usize = 64 << 10;
+/// Larger ones that are parsed at a time: what comes of them can be many times as large.
+const PARSED_AT_ONCE: usize = 2;
+
+/// Room for bodies.
+pub struct Bodies {
+    room: Arc<Semaphore>,
+    bytes: usize,
+    parsing: Arc<Semaphore>,
+}
+
+impl Bodies {
+    /// For bodies of at most `most` bytes each.
+    pub fn new(most: usize) -> Self {
+        let units = most.saturating_mul(LARGEST).div_ceil(UNIT).min(Semaphore::MAX_PERMITS);
+        let semaphore = |permits| Arc::new(Semaphore::new(permits));
+        Self { room: semaphore(units), bytes: units.saturating_mul(UNIT), parsing: semaphore(PARSED_AT_ONCE) }
+    }
+
+    fn full(&self) -> ApiError {
+        let message = format!(
+            "other requests fill the {} KiB that there are for bodies; try again in a moment, or start with a larger --max-body",
+            self.bytes / UNIT
+        );
+        ApiError {
+            retry_after: Some(Duration::from_secs(1)),
+            ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, message).code("bodies_full")
+        }
+    }
+}
+
+/// A body's share of the room for bodies, kept for as long as what was made of it.
+#[derive(Clone, Debug, Default)]
+pub struct Share {
+    _permit: Option<Arc<OwnedSemaphorePermit>>,
+}
+
+/// The body of a request, which says that it is JSON.
+pub struct JsonBody {
+    bytes: Vec<u8>,
+    share: Share,
+}
+
+impl JsonBody {
+    /// What `read` makes of it, which must be an object; and its share, to be kept until that is used up. Where it is
+    /// large, this is not done on the threads that serve sockets.
+    pub async fn read<T: Send + 'static>(
+        self,
+        app: &Arc<App>,
+        read: impl FnOnce(Map<String, Value>, &App) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<(T, Share), ApiError> {
+        let Self { bytes, share } = self;
+        if bytes.len() <= SMALL {
+            return Ok((read(object(&bytes)?, app)?, share));
+        }
+        let turn = Arc::clone(&app.bodies.parsing).acquire_owned().await;
+        let of_task = Arc::clone(app);
+        let work = move || {
+            // Held by the work itself, which goes on where the client goes away.
+            let _turn = turn;
+            let object = object(&bytes)?;
+            drop(bytes);
+            Ok((read(object, &of_task)?, share))
+        };
+        off_thread(work).await
+    }
+}
+
+fn object(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
+    match serde_json::from_slice(bytes) {
+        Ok(Value::Object(object)) => Ok(object),
+        Ok(_) => Err(ApiError::bad("the body must be a JSON object").code("invalid_json")),
+        Err(error) => Err(ApiError::bad(format!("the body is not valid JSON: {error}")).code("invalid_json")),
+    }
+}
+
+/// Refuses a request for an answer where none can be taken on, before its body is read.
+pub async fn room_in_queue(
+    State(app): State<Arc<App>>,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    app.scheduler.check_room(Priority::Interactive)?;
+    Ok(next.run(request).await)
+}
 
 impl FromRequest<Arc<App>> for JsonBody {
     type Rejection = ApiError;
@@ -21,20 +115,12 @@ impl FromRequest<Arc<App>> for JsonBody {
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
         let dialect = request.extensions().get::<Dialect>().copied().unwrap_or(Dialect::OpenAi);
         check_type(&request, dialect)?;
-        let bytes = read(request, app, app.settings.max_body).await?;
-        match serde_json::from_slice(&bytes) {
-            Ok(Value::Object(object)) => Ok(Self(object)),
-            Ok(_) => Err(ApiError::bad("the body must be a JSON object").code("invalid_json")),
-            Err(error) => {
-                let message = format!("the body is not valid JSON: {error}");
-                Err(ApiError::bad(message).code("invalid_json"))
-            }
-        }
+        read(request, app).await
     }
 }
 
-/// The body of a request, whatever it is, with at most `most` bytes.
-pub async fn read(request: Request, app: &App, most: usize) -> Result<Bytes, ApiError> {
+async fn read(request: Request, app: &App) -> Result<JsonBody, ApiError> {
+    let most = app.settings.max_body;
     let headers = request.headers();
     if let Some(coding) = headers.get(header::CONTENT_ENCODING).filter(|coding| *coding != "identity") {
         let message = format!("bodies encoded as {coding:?} are not read; send it plain");
@@ -56,12 +142,35 @@ pub async fn read(request: Request, app: &App, most: usize) -> Result<Bytes, Api
     if length.is_some_and(|length| length > most as u64) {
         return Err(too_large());
     }
-    let body: Body = request.into_body();
-    let read = tokio::time::timeout(app.settings.patience, Limited::new(body, most).collect());
-    match read.await {
-        Ok(Ok(whole)) => Ok(whole.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
-        Ok(Err(error)) => Err(ApiError::bad(format!("the body could not be read: {error}"))),
+    let bodies = &app.bodies;
+    if length.is_some_and(|length| length.div_ceil(UNIT as u64) > bodies.room.available_permits() as u64) {
+        return Err(bodies.full());
+    }
+    let mut body: Body = request.into_body();
+    let read = async {
+        let (mut bytes, mut share) = (Vec::new(), None::<OwnedSemaphorePermit>);
+        while let Some(frame) = body.frame().await {
+            let frame =
+                frame.map_err(|error| ApiError::bad(format!("the body could not be read: {error}")))?;
+            let Ok(data) = frame.into_data() else { continue };
+            if data.len() > most - bytes.len() {
+                return Err(too_large());
+            }
+            bytes.extend_from_slice(&data);
+            // Only what has come takes room: whoever promises much and sends little keeps nobody out.
+            let more =
+                bytes.len().div_ceil(UNIT) - share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+            let more = u32::try_from(more).map_err(|_| too_large())?;
+            let more = Arc::clone(&bodies.room).try_acquire_many_owned(more).map_err(|_| bodies.full())?;
+            match &mut share {
+                Some(share) => share.merge(more),
+                None => share = Some(more),
+            }
+        }
+        Ok(JsonBody { bytes, share: Share { _permit: share.map(Arc::new) } })
+    };
+    match tokio::time::timeout(app.settings.patience, read).await {
+        Ok(read) => read,
         Err(_) => {
             let message = "the body did not arrive in time; send it again";
             Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, message).code("timeout"))

@@ -29,19 +29,22 @@ const MAX_HEADERS: usize = 100;
 /// Before another try where the system has no room for a connection.
 const NO_ROOM: Duration = Duration::from_millis(100);
 
-/// Serves connections until the end begins, and then until they are done or `deadline` has come.
+/// Serves connections until the end begins, and then until they are done: how long that may take is up to the caller.
 pub async fn serve(app: Arc<App>, router: Router, listener: TcpListener, mut ending: watch::Receiver<bool>) {
     let room = Arc::new(Semaphore::new(app.settings.max_connections));
     let all = app.settings.max_connections as u32;
     loop {
         // Those that find no room wait in the system's queue.
-        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { break };
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+        let next = async {
+            let permit = Arc::clone(&room).acquire_owned().await.map_err(io::Error::other)?;
+            Ok((permit, listener.accept().await?.0))
+        };
+        let next: io::Result<_> = tokio::select! {
+            next = next => next,
             () = begins(&mut ending) => break,
         };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
+        let (permit, stream) = match next {
+            Ok(next) => next,
             Err(error) => {
                 tracing::warn!(%error, "a connection was not taken in");
                 tokio::time::sleep(NO_ROOM).await;
@@ -59,8 +62,7 @@ pub async fn serve(app: Arc<App>, router: Router, listener: TcpListener, mut end
     app.ending.store(true, Ordering::Relaxed);
     drop(listener);
     // When all permits are back, nobody is connected.
-    let patience = app.settings.drain + app.settings.patience;
-    _ = tokio::time::timeout(patience, room.acquire_many(all)).await;
+    _ = room.acquire_many(all).await;
 }
 
 /// Waits for the end to begin.

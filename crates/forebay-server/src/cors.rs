@@ -4,7 +4,7 @@ use axum::http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
     ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, HOST, ORIGIN, VARY,
 };
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use crate::error::ApiError;
 
@@ -12,8 +12,12 @@ use crate::error::ApiError;
 const EXPOSED: &str = "x-request-id, retry-after, x-forebay-prompt-tokens, x-forebay-queue-ahead, \
     x-forebay-forecast-wait-ms, x-forebay-forecast-prefill-ms, x-forebay-forecast-tokens-per-second";
 const METHODS: &str = "GET, POST, DELETE, OPTIONS";
-const HEADERS: &str =
-    "authorization, content-type, x-api-key, anthropic-version, anthropic-beta, x-request-id";
+const HEADERS: &str = "authorization, content-type, x-api-key, anthropic-version, anthropic-beta, \
+    anthropic-dangerous-direct-browser-access, openai-organization, openai-project, openai-beta, x-request-id";
+/// Beginnings of further names that the clients of these interfaces send; each version has others.
+const FAMILIES: [&str; 3] = ["x-stainless-", "anthropic-", "openai-"];
+/// Most names of a family that are allowed at a time.
+const MAX_NAMES: usize = 64;
 
 /// Web pages that may ask, by their origin.
 #[derive(Clone, Debug, Default)]
@@ -60,10 +64,19 @@ impl Origins {
         headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
     }
 
-    /// Answers a browser that asks before it asks.
-    pub fn mark_preflight(headers: &mut HeaderMap) {
+    /// Answers a browser that asks before it asks. `wanted` are the names of headers that it would send.
+    pub fn mark_preflight(wanted: Option<&HeaderValue>, headers: &mut HeaderMap) {
+        let wanted = wanted.and_then(|wanted| wanted.to_str().ok()).unwrap_or_default();
+        let wanted = wanted.split(',').map(|name| name.trim().to_ascii_lowercase());
+        let known = |name: &String| {
+            FAMILIES.iter().any(|family| name.starts_with(family))
+                && HeaderName::from_bytes(name.as_bytes()).is_ok()
+        };
+        let mut allowed = HEADERS.to_owned();
+        wanted.filter(known).take(MAX_NAMES).for_each(|name| allowed = format!("{allowed}, {name}"));
+        let allowed = HeaderValue::from_str(&allowed).unwrap_or(HeaderValue::from_static(HEADERS));
         headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(METHODS));
-        headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static(HEADERS));
+        headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, allowed);
         headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
     }
 }

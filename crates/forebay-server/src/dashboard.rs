@@ -106,7 +106,8 @@ pub async fn events(State(app): State<Arc<App>>) -> Response {
         while !app.ending.load(Ordering::Relaxed) {
             let view = app.scheduler.look();
             let busy = !view.jobs.is_empty();
-            let now = [feed::map(&app, &view), feed::state(&app, &view)].map(|value| value.to_string());
+            let now =
+                [feed::map(&app, &view), feed::state(&app, &view)].map(|value| stream::one_line(&value));
             let mut text = String::new();
             for (name, (old, new)) in ["map", "state"].iter().zip(told.iter_mut().zip(now)) {
                 if *old != new {

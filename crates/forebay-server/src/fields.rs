@@ -161,11 +161,6 @@ impl Fields {
         }
     }
 
-    /// A field that only labels the request: any text, or an object of such.
-    pub fn label(&mut self, field: &str) -> Option<Value> {
-        self.value(field)
-    }
-
     /// A field of which only some values can be honoured: those that change nothing here.
     pub fn only(&mut self, field: &str, values: &[Value], why: &str) -> Result<(), ApiError> {
         match self.value(field) {

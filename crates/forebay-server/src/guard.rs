@@ -1,5 +1,6 @@
 //! What every request goes through: a name, the door, and errors in the shape of the interface that was called.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -28,6 +29,7 @@ pub async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next
     let origin = request.headers().get(header::ORIGIN).cloned();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let preflight = method == Method::OPTIONS;
+    let wanted = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     request.extensions_mut().insert(dialect);
     let mut response = match enter(&app, &request) {
         Err(error) => error.into_response(),
@@ -41,11 +43,12 @@ pub async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next
         if early || error.status == StatusCode::PAYLOAD_TOO_LARGE {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
-        tracing::debug!(request = %id, status = error.status.as_u16(), message = %error.message, "refused");
+        let message = printable(&error.message);
+        tracing::debug!(request = %id, status = error.status.as_u16(), %message, "refused");
     }
     let headers = response.headers_mut();
     if preflight {
-        Origins::mark_preflight(headers);
+        Origins::mark_preflight(wanted.as_ref(), headers);
     }
     app.settings.origins.mark(origin.as_ref(), headers);
     if let Ok(value) = HeaderValue::from_str(&id) {
@@ -57,12 +60,22 @@ pub async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next
     tracing::info!(
         request = %id,
         %method,
-        path = %path,
+        path = %printable(&path),
         status,
         ms = began.elapsed().as_millis() as u64,
         "served"
     );
     response
+}
+
+/// Text for a log, in which what a client wrote must not look like more lines, or command a terminal.
+fn printable(text: &str) -> Cow<'_, str> {
+    let bad = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
+    if !text.contains(bad) {
+        return text.into();
+    }
+    let shown = |c: char| if bad(c) { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(shown).collect::<String>().into()
 }
 
 /// The client's own name for the request, if it is fit to print, or a new one.

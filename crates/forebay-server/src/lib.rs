@@ -57,10 +57,12 @@ pub use jobs::Jobs;
 pub use tls::{Pem, Tls, TlsError};
 
 use forebay_engine::Engine;
-use forebay_engine::scheduler::Health;
 
 /// Threads that serve sockets: little is done there.
 const SOCKET_THREADS: usize = 2;
+
+/// For the last words of answers to be taken, when the server ends and all answers are over.
+const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// Why a server could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -87,21 +89,26 @@ pub fn listen(address: SocketAddr) -> Result<TcpListener, ServeError> {
 }
 
 /// Serves until the process is asked to end, finishes what is under way, and gives the engine back, if it still works.
-/// When asked a second time, it waits for nothing.
+/// From then on, and also behind this, asking a second time ends the process at once.
 pub fn serve(app: App, listener: TcpListener) -> Result<Option<Engine>, ServeError> {
+    let asked = signals::watch()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(SOCKET_THREADS)
         .thread_name("http")
         .enable_all()
         .build()?;
     let app = Arc::new(app);
-    let engine = runtime.block_on(until_the_end(Arc::clone(&app), listener))?;
+    let engine = runtime.block_on(until_the_end(Arc::clone(&app), listener, asked))?;
     // What still hangs on a socket has had its time.
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(engine)
 }
 
-async fn until_the_end(app: Arc<App>, listener: TcpListener) -> Result<Option<Engine>, ServeError> {
+async fn until_the_end(
+    app: Arc<App>,
+    listener: TcpListener,
+    mut asked: watch::Receiver<bool>,
+) -> Result<Option<Engine>, ServeError> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let (end, ending) = watch::channel(false);
     let serving = tokio::spawn(conn::serve(Arc::clone(&app), router(Arc::clone(&app)), listener, ending));
@@ -109,7 +116,7 @@ async fn until_the_end(app: Arc<App>, listener: TcpListener) -> Result<Option<En
         jobs.start(&app);
     }
     let renewed = app.settings.tls.clone().map(|tls| tokio::spawn(signals::renew(tls)));
-    signals::asked_to_end().await?;
+    _ = asked.wait_for(|asked| *asked).await;
     tracing::info!("ending: what is under way is finished, nothing new is taken");
     _ = end.send(true);
     if let Ok(jobs) = &app.jobs {
@@ -117,30 +124,30 @@ async fn until_the_end(app: Arc<App>, listener: TcpListener) -> Result<Option<En
     }
     let (scheduler, patience) = (app.scheduler.clone(), app.settings.drain);
     let drained = tokio::task::spawn_blocking(move || scheduler.drain(patience));
-    let scheduler = app.scheduler.clone();
-    let mut impatient = tokio::spawn(async move {
-        signals::asked_to_end().await.ok()?;
-        tracing::warn!("ending at once");
-        tokio::task::spawn_blocking(move || scheduler.drain(Duration::ZERO)).await.ok()?
-    });
-    let mut engine = drained.await.unwrap_or_default();
-    if engine.is_none() && app.scheduler.state().health == Health::Draining {
-        // The other one has it.
-        engine = (&mut impatient).await.unwrap_or_default();
-    }
+    let engine = drained.await.unwrap_or_default();
     if let Ok(jobs) = &app.jobs {
         jobs.finished().await;
     }
-    // The last words of answers are still to be sent.
-    _ = serving.await;
-    impatient.abort();
+    if tokio::time::timeout(LAST_WORDS, serving).await.is_err() {
+        tracing::warn!("clients that did not take what was sent are hung up on");
+    }
     renewed.inspect(tokio::task::JoinHandle::abort);
     Ok(engine)
 }
 
 /// All routes.
 pub fn router(app: Arc<App>) -> Router {
+    // What asks for an answer is refused before it is read where none can be taken on.
+    let answers = Router::new()
+        .route("/v1/chat/completions", post(openai::chat::answer))
+        .route("/v1/completions", post(openai::completions::answer))
+        .route("/v1/responses", post(openai::responses::answer))
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route_layer(from_fn_with_state(Arc::clone(&app), body::room_in_queue));
     Router::new()
+        .merge(answers)
         .route("/", get(dashboard::root))
         .merge(dashboard::routes())
         .route("/openapi.json", get(openapi::describe))
@@ -149,10 +156,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/health/ready", get(health::ready))
         .route("/metrics", get(health::metrics))
         .route("/v1/models", get(openai::models::list))
-        .route("/v1/models/{id}", get(openai::models::one))
-        .route("/v1/chat/completions", post(openai::chat::answer))
-        .route("/v1/completions", post(openai::completions::answer))
-        .route("/v1/responses", post(openai::responses::answer))
+        // Names of models may have parts.
+        .route("/v1/models/{*id}", get(openai::models::one))
         .route("/v1/files", get(openai::files::list).post(openai::files::create))
         .route("/v1/files/{id}", get(openai::files::one).delete(openai::files::delete))
         .route("/v1/files/{id}/content", get(openai::files::content))
@@ -161,10 +166,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/batches/{id}/cancel", post(openai::batches::cancel))
         .route("/tokenize", post(openai::tokens::tokenize))
         .route("/detokenize", post(openai::tokens::detokenize))
-        .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
-        .route("/api/chat", post(ollama::chat))
-        .route("/api/generate", post(ollama::generate))
         .route("/api/tags", get(ollama::tags))
         .route("/api/ps", get(ollama::running))
         .route("/api/version", get(ollama::version))

@@ -78,14 +78,14 @@ pub struct Metrics {
 const REASONS: [&str; 5] = ["stop", "stop_string", "tool_calls", "length", "cancelled"];
 
 impl Metrics {
-    /// Counts the end of an answer.
-    pub fn ended(&self, reason: Reason) {
+    /// Counts the end of an answer; `None` is one that was given up.
+    pub fn ended(&self, reason: Option<Reason>) {
         let place = match reason {
-            Reason::Stop => 0,
-            Reason::StopString(_) => 1,
-            Reason::Calls => 2,
-            Reason::Length => 3,
-            Reason::Cancelled => 4,
+            Some(Reason::Stop) => 0,
+            Some(Reason::StopString(_)) => 1,
+            Some(Reason::Calls) => 2,
+            Some(Reason::Length) => 3,
+            None => 4,
         };
         self.reasons[place].add(1);
     }

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use axum::extract::State;
 use axum::response::Response;
 use forebay_text::ChatMessage;
-use forebay_text::template::{ReasoningEffort, Role};
+use forebay_text::template::{ReasoningEffort, Role, ToolChoice};
 use serde_json::{Map, Value, json};
 
 use crate::app::App;
 use crate::ask::{Ask, Input};
-use crate::body::JsonBody;
+use crate::body::{JsonBody, Share};
 use crate::error::{ApiError, Dialect};
 use crate::fields::{Fields, wrong};
 use crate::grammars::Format;
@@ -31,55 +31,79 @@ enum Of {
 }
 
 /// Answers a conversation.
-pub async fn chat(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
-    let mut fields = Fields::new(body);
-    params::check_model(&mut fields, &app)?;
-    let given = fields.list("messages")?.unwrap_or_default();
-    let loads = given.is_empty();
-    let messages = given.into_iter().enumerate().map(message).collect::<Result<Vec<_>, _>>()?;
-    let mut ask = Ask::new(Input::Chat(messages), &app);
-    let all = tools::openai_tools(fields.list("tools")?)?;
-    ask.tools = Tools { all, ..ask.tools };
-    let streams = common(&mut fields, &mut ask, &app)?;
-    fields.finish()?;
-    if loads {
-        return Ok(loaded(&app, Of::Chat));
-    }
-    answer(&app, ask, streams, Of::Chat).await
+pub async fn chat(State(app): State<Arc<App>>, body: JsonBody) -> Result<Response, ApiError> {
+    let (request, share) = body.read(&app, Request::chat).await?;
+    answer(&app, request, share, Of::Chat).await
 }
 
 /// Answers a prompt.
-pub async fn generate(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
-    let mut fields = Fields::new(body);
-    params::check_model(&mut fields, &app)?;
-    let prompt = fields.string("prompt")?.unwrap_or_default();
-    let system = fields.string("system")?.filter(|system| !system.is_empty());
-    let raw = fields.bool("raw")?.unwrap_or(false);
-    let input = match (raw, system) {
-        (true, None) => Input::Text(prompt.clone()),
-        (true, Some(_)) => {
-            return Err(ApiError::param("system", "system needs the template, which raw = true leaves out"));
-        }
-        (false, system) => {
-            let system = system.map(|text| ChatMessage::text(Role::System, text));
-            Input::Chat(system.into_iter().chain([ChatMessage::text(Role::User, prompt.clone())]).collect())
-        }
-    };
-    let mut ask = Ask::new(input, &app);
-    let streams = common(&mut fields, &mut ask, &app)?;
-    fields.only("suffix", &[json!("")], "text is only continued at its end")?;
-    fields.only("template", &[json!("")], "the model's own template is used")?;
-    fields.only("images", &[json!([])], "the model reads text")?;
-    fields.only("context", &[json!([])], "send the conversation to /api/chat")?;
-    fields.finish()?;
-    if prompt.is_empty() {
-        return Ok(loaded(&app, Of::Generate));
-    }
-    answer(&app, ask, streams, Of::Generate).await
+pub async fn generate(State(app): State<Arc<App>>, body: JsonBody) -> Result<Response, ApiError> {
+    let (request, share) = body.read(&app, Request::generate).await?;
+    answer(&app, request, share, Of::Generate).await
 }
 
-async fn answer(app: &Arc<App>, ask: Ask, streams: bool, of: Of) -> Result<Response, ApiError> {
+/// A request, and how its answer is wanted.
+struct Request {
+    ask: Ask,
+    streams: bool,
+    /// Whether only the model is wanted.
+    loads: bool,
+}
+
+impl Request {
+    fn chat(body: Map<String, Value>, app: &App) -> Result<Self, ApiError> {
+        let mut fields = Fields::new(body);
+        params::check_model(&mut fields, app)?;
+        let given = fields.list("messages")?.unwrap_or_default();
+        let loads = given.is_empty();
+        let messages = given.into_iter().enumerate().map(message).collect::<Result<Vec<_>, _>>()?;
+        let mut ask = Ask::new(Input::Chat(messages), app);
+        let all = tools::openai_tools(fields.list("tools")?)?;
+        ask.tools = Tools::new(all, ToolChoice::Auto, true, &tools::OPENAI)?;
+        let streams = common(&mut fields, &mut ask, app)?;
+        fields.finish()?;
+        Ok(Self { ask, streams, loads })
+    }
+
+    fn generate(body: Map<String, Value>, app: &App) -> Result<Self, ApiError> {
+        let mut fields = Fields::new(body);
+        params::check_model(&mut fields, app)?;
+        let prompt = fields.string("prompt")?.unwrap_or_default();
+        let system = fields.string("system")?.filter(|system| !system.is_empty());
+        let raw = fields.bool("raw")?.unwrap_or(false);
+        let input = match (raw, system) {
+            (true, None) => Input::Text(prompt.clone()),
+            (true, Some(_)) => {
+                return Err(ApiError::param(
+                    "system",
+                    "system needs the template, which raw = true leaves out",
+                ));
+            }
+            (false, system) => {
+                let system = system.map(|text| ChatMessage::text(Role::System, text));
+                Input::Chat(
+                    system.into_iter().chain([ChatMessage::text(Role::User, prompt.clone())]).collect(),
+                )
+            }
+        };
+        let mut ask = Ask::new(input, app);
+        let streams = common(&mut fields, &mut ask, app)?;
+        fields.only("suffix", &[json!("")], "text is only continued at its end")?;
+        fields.only("template", &[json!("")], "the model's own template is used")?;
+        fields.only("images", &[json!([])], "the model reads text")?;
+        fields.only("context", &[json!([])], "send the conversation to /api/chat")?;
+        fields.finish()?;
+        Ok(Self { ask, streams, loads: prompt.is_empty() })
+    }
+}
+
+async fn answer(app: &Arc<App>, request: Request, share: Share, of: Of) -> Result<Response, ApiError> {
+    let Request { ask, streams, loads } = request;
+    if loads {
+        return Ok(loaded(app, of));
+    }
     let began = Instant::now();
+    let ask = Ask { share, ..ask };
     let running = run::start(app, ask, streams).await?;
     let mut wire = Lines {
         model: app.model.id.clone(),
@@ -127,7 +151,10 @@ fn common(fields: &mut Fields, ask: &mut Ask, app: &App) -> Result<bool, ApiErro
         Some(other) => return Err(wrong("think", "true, false, low, medium or high", &other)),
     }
     // The model stays as long as the server runs.
-    fields.label("keep_alive");
+    match fields.value("keep_alive") {
+        None | Some(Value::String(_) | Value::Number(_)) => {}
+        Some(other) => return Err(wrong("keep_alive", "a time, as text or in seconds", &other)),
+    }
     options(Fields::within("options", fields.object("options")?.unwrap_or_default()), ask, app)?;
     Ok(fields.bool("stream")?.unwrap_or(true))
 }
@@ -306,15 +333,18 @@ pub async fn version() -> Response {
 }
 
 /// What is known of the model.
-pub async fn show(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
-    let mut fields = Fields::new(body);
-    let name = match fields.string("model")? {
-        Some(name) => name,
-        None => fields.required_string("name")?,
+pub async fn show(State(app): State<Arc<App>>, body: JsonBody) -> Result<Response, ApiError> {
+    let read = |body: Map<String, Value>, app: &App| {
+        let mut fields = Fields::new(body);
+        let name = match fields.string("model")? {
+            Some(name) => name,
+            None => fields.required_string("name")?,
+        };
+        fields.bool("verbose")?;
+        fields.finish()?;
+        params::named_model(&name, app)
     };
-    fields.bool("verbose")?;
-    fields.finish()?;
-    params::named_model(&name, &app)?;
+    body.read(&app, read).await?;
     let family = &app.model.family;
     let mut info = Map::new();
     info.insert("general.architecture".to_owned(), family.as_str().into());

@@ -33,15 +33,16 @@ const ALWAYS: [(&str, &str); 7] = [
     ("503", "The server ends, or the engine failed"),
 ];
 /// What a body may add.
-const OF_BODIES: [(&str, &str); 4] = [
+const OF_BODIES: [(&str, &str); 5] = [
     ("400", "A parameter is wrong, the body is no JSON object, or the prompt is too long"),
     ("411", "A body without a length"),
     ("413", "The body is too large"),
     ("415", "The body is not JSON, or encoded"),
+    ("429", "Other bodies fill the room that there is for them; Retry-After says when to come back"),
 ];
 /// What an answer of the model may add.
 const OF_ANSWERS: [(&str, &str); 2] = [
-    ("429", "The queue is full; Retry-After says when to come back"),
+    ("429", "The queue is full, or the room for bodies; Retry-After says when to come back"),
     ("500", "The answer could not be computed"),
 ];
 
@@ -382,14 +383,47 @@ mod tests {
         marks.iter().flat_map(behind).collect()
     }
 
+    /// All routes, a part of a path that may have parts itself written as any other.
+    fn routes() -> BTreeSet<String> {
+        let found = SOURCES.iter().flat_map(|source| quoted(source, &[".route(".to_owned()]));
+        found.map(|route| route.replace("{*", "{")).collect()
+    }
+
+    #[test]
+    fn every_route_and_every_field_of_a_request_is_in_the_manual() {
+        let manual = include_str!("../../../docs/api.md");
+        let quotes: BTreeSet<&str> = manual.split('`').skip(1).step_by(2).collect();
+        // With the method in front, or without it.
+        let named: BTreeSet<&str> = quotes.iter().filter_map(|quote| quote.split(' ').next_back()).collect();
+        let missing: Vec<_> = routes().into_iter().filter(|route| !named.contains(route.as_str())).collect();
+        assert!(missing.is_empty(), "docs/api.md lacks {missing:?}");
+        let schemas = requests::schemas(&[]);
+        let mut fields = BTreeSet::new();
+        for (_, schema) in schemas.iter().filter(|(name, _)| name.ends_with("Request")) {
+            let forms =
+                schema["anyOf"].as_array().map_or_else(|| vec![schema], |forms| forms.iter().collect());
+            for form in forms {
+                fields.extend(form["properties"].as_object().unwrap().keys().cloned());
+            }
+        }
+        let words: BTreeSet<&str> =
+            quotes.iter().flat_map(|quote| quote.split(['.', '[', ' ', '='])).collect();
+        let missing: Vec<_> = fields.iter().filter(|field| !words.contains(field.as_str())).collect();
+        assert!(fields.len() > 60 && missing.is_empty(), "docs/api.md lacks {missing:?}");
+    }
+
     #[test]
     fn every_route_is_described_and_nothing_else() {
-        let known: BTreeSet<String> =
-            SOURCES.iter().flat_map(|source| quoted(source, &[".route(".to_owned()])).collect();
+        let known = routes();
         let document = document(&["m".to_owned()]);
         let described: BTreeSet<String> = document["paths"].as_object().unwrap().keys().cloned().collect();
         assert!(known.len() > 20, "{known:?}");
         assert_eq!(known, described);
+        let all = document["paths"].as_object().unwrap().values().filter_map(Value::as_object).flatten();
+        for (_, operation) in all.filter(|(_, found)| !found["requestBody"]["content"][JSON].is_null()) {
+            let after = &operation["responses"]["429"]["headers"]["retry-after"];
+            assert!(after.is_object(), "{}: any body may find no room", operation["operationId"]);
+        }
     }
 
     /// The names of all fields of requests.
@@ -419,7 +453,6 @@ mod tests {
             "object",
             "strings",
             "one_of",
-            "label",
             "only",
         ];
         let marks = methods.map(|method| format!(".{method}("));

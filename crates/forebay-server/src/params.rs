@@ -170,3 +170,16 @@ pub fn check_logprobs(name: &str, count: i64) -> Result<usize, ApiError> {
         None => Err(wrong(name, &format!("a number from 0 to {MAX_LOGPROBS}"), &count.into())),
     }
 }
+
+/// Where the client would like the prompt to be kept. Every prompt is kept as far as there is room, so that only the form
+/// of the wish matters.
+pub fn cache_control(fields: &mut Fields) -> Result<(), ApiError> {
+    let Some(control) = fields.object("cache_control")? else { return Ok(()) };
+    let mut control = Fields::within(fields.name("cache_control"), control);
+    let kind = control.required("type")?;
+    if kind != "ephemeral" {
+        return Err(wrong(&control.name("type"), "ephemeral", &kind));
+    }
+    control.one_of("ttl", &[("5m", ()), ("1h", ())])?;
+    control.finish()
+}

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use axum::http::StatusCode;
 use forebay_core::CancelToken;
 use forebay_engine::scheduler::{Forecast, JobError, JobId};
 use forebay_engine::{Finish, Job, JobEvent, Outcome, Scheduler};
@@ -68,8 +69,6 @@ pub enum Reason {
     Calls,
     /// The limit, or the context.
     Length,
-    /// Somebody gave it up.
-    Cancelled,
 }
 
 /// The end of an answer.
@@ -98,14 +97,45 @@ pub struct Times {
     pub decode: Duration,
 }
 
-/// The answers to a request, as they come. Dropping it cancels what is not over.
-pub struct Running {
+/// What is told of the answers to a request.
+pub struct Pieces {
     pieces: UnboundedReceiver<(usize, Piece)>,
     unread: Arc<AtomicUsize>,
+    /// Answers that are not over.
+    left: usize,
+}
+
+impl Pieces {
+    /// What comes through `pieces` of so many answers; `unread` counts what waits there.
+    pub fn new(pieces: UnboundedReceiver<(usize, Piece)>, unread: Arc<AtomicUsize>, answers: usize) -> Self {
+        Self { pieces, unread, left: answers }
+    }
+
+    /// The next piece, and which answer it belongs to; `None` when all are over.
+    pub async fn next(&mut self) -> Option<(usize, Piece)> {
+        if self.left == 0 {
+            return None;
+        }
+        let Some((choice, piece)) = self.pieces.recv().await else {
+            // Whoever was to say how an answer ended is gone: what there is of it must not pass for the whole.
+            self.left = 0;
+            let message = "the answer was lost, by a fault of the server; please report this";
+            let error = ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message).code("internal_error");
+            return Some((0, Piece::Failed(error)));
+        };
+        self.unread.fetch_sub(1, Ordering::Relaxed);
+        self.left -= usize::from(matches!(piece, Piece::End(_) | Piece::Failed(_)));
+        Some((choice, piece))
+    }
+}
+
+/// The answers to a request, as they come. Dropping it cancels what is not over.
+pub struct Running {
+    /// What is told of them.
+    pub pieces: Pieces,
     jobs: Vec<JobId>,
     cancel: CancelToken,
     scheduler: Scheduler,
-    left: usize,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
     /// Answers.
@@ -117,27 +147,12 @@ pub struct Running {
 }
 
 impl Running {
-    /// The next piece, and which answer it belongs to; `None` when all are over.
-    pub async fn next(&mut self) -> Option<(usize, Piece)> {
-        if self.left == 0 {
-            return None;
-        }
-        let (choice, piece) = self.pieces.recv().await?;
-        self.unread.fetch_sub(1, Ordering::Relaxed);
-        self.left -= usize::from(matches!(piece, Piece::End(_) | Piece::Failed(_)));
-        Some((choice, piece))
-    }
-
-    /// Everything, at the end; the first failure of any answer instead. An answer that was given up is one: nobody
-    /// but the end of the server does that to an answer that is waited for.
+    /// Everything, at the end; the first failure of any answer instead.
     pub async fn collect(mut self) -> Result<Vec<Whole>, ApiError> {
         let mut answers: Vec<Whole> = (0..self.choices).map(|_| Whole::default()).collect();
-        while let Some((choice, piece)) = self.next().await {
+        while let Some((choice, piece)) = self.pieces.next().await {
             match piece {
                 Piece::Delta(delta) => answers[choice].add(delta),
-                Piece::End(ended) if ended.reason == Reason::Cancelled => {
-                    return Err(JobError::ShuttingDown.into());
-                }
                 Piece::End(ended) => answers[choice].end = Some(ended),
                 Piece::Failed(error) => return Err(error),
                 Piece::Queued { .. } | Piece::Started { .. } | Piece::Progress { .. } => {}
@@ -149,7 +164,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if self.left > 0 {
+        if self.pieces.left > 0 {
             self.cancel.cancel();
             self.jobs.iter().for_each(|job| self.scheduler.cancel(*job));
         }
@@ -194,9 +209,9 @@ impl Whole {
         })
     }
 
-    /// Why it is over.
+    /// Why it is over. Answers without an end are not handed out: they failed.
     pub fn reason(&self) -> Reason {
-        self.end.as_ref().map_or(Reason::Cancelled, |end| end.reason)
+        self.end.as_ref().map_or(Reason::Stop, |end| end.reason)
     }
 }
 
@@ -206,7 +221,7 @@ pub async fn start(app: &Arc<App>, ask: Ask, streams: bool) -> Result<Running, A
     let prepared =
         tokio::task::spawn_blocking(move || Prepared::of(ask, &of_task)).await.map_err(|error| {
             let message = format!("the request could not be prepared: {error}");
-            ApiError::new(axum::http::StatusCode::INTERNAL_SERVER_ERROR, message)
+            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message)
         })??;
     submit(app, prepared, streams)
 }
@@ -217,13 +232,12 @@ fn submit(app: &Arc<App>, prepared: Prepared, streams: bool) -> Result<Running, 
     let cancel = CancelToken::new();
     let forecast = app.scheduler.forecast(&prepared.ids, prepared.max_tokens);
     let ahead = Arc::new(AtomicUsize::new(0));
+    let unread = Arc::<AtomicUsize>::default();
     let mut running = Running {
-        pieces,
-        unread: Arc::default(),
+        pieces: Pieces::new(pieces, Arc::clone(&unread), choices),
         jobs: Vec::with_capacity(choices),
         cancel: cancel.clone(),
         scheduler: app.scheduler.clone(),
-        left: choices,
         prompt_tokens,
         choices,
         forecast,
@@ -235,8 +249,9 @@ fn submit(app: &Arc<App>, prepared: Prepared, streams: bool) -> Result<Running, 
         let mut listener = Listener {
             choice,
             send: send.clone(),
-            unread: Arc::clone(&running.unread),
+            unread: Arc::clone(&unread),
             most_unread: if streams { MOST_UNREAD } else { usize::MAX },
+            overflowed: false,
             pipe: prepared.pipe(app),
             ids: Vec::new(),
             remember: prepared.rendered.clone().map(|rendered| Remember {
@@ -286,6 +301,8 @@ struct Listener {
     send: UnboundedSender<(usize, Piece)>,
     unread: Arc<AtomicUsize>,
     most_unread: usize,
+    /// Whether the answer was given up because nobody reads it.
+    overflowed: bool,
     pipe: Pipe,
     ids: Vec<u32>,
     remember: Option<Remember>,
@@ -352,19 +369,16 @@ impl Listener {
         if !delta.is_empty() {
             _ = self.tell(Piece::Delta(delta));
         }
-        let reason = match (self.pipe.stopped(), outcome.finish) {
-            (Some(place), _) => Reason::StopString(place),
-            (None, Finish::Cancelled | Finish::Ended) => Reason::Cancelled,
-            (None, _) if self.pipe.made_calls() => Reason::Calls,
-            (None, Finish::Length | Finish::Context) => Reason::Length,
-            (None, Finish::Stop) => Reason::Stop,
-        };
-        if let Some(Remember { answers, tokenizer, rendered, prompt }) = self.remember.take()
-            && reason != Reason::Cancelled
-        {
-            answers.lock().remember(rendered, &prompt, &self.ids, &tokenizer);
-        }
+        let reason = reason(self.pipe.stopped(), self.pipe.made_calls(), outcome.finish);
         self.metrics.ended(reason);
+        let Some(reason) = reason else {
+            // A client that is gone hears nothing; one that is there must not take half an answer for a whole one.
+            _ = self.tell(Piece::Failed(self.given_up()));
+            return;
+        };
+        if let Some(Remember { answers, tokenizer, rendered, prompt }) = self.remember.take() {
+            answers.remember(rendered, &prompt, &self.ids, &tokenizer);
+        }
         let wait = self.started.map_or_else(|| self.taken_on.elapsed(), |started| started - self.taken_on);
         let times = Times { wait, prefill: outcome.stats.prefill, decode: outcome.stats.decode };
         let ended = Ended {
@@ -377,6 +391,19 @@ impl Listener {
         _ = self.tell(Piece::End(ended));
     }
 
+    /// Why an answer is given up that a client still waits for.
+    fn given_up(&self) -> ApiError {
+        if !self.overflowed {
+            // Nobody but the end of the server does that.
+            return JobError::ShuttingDown.into();
+        }
+        let message = format!(
+            "the answer was given up, as {MOST_UNREAD} pieces of it were not read; read the stream as it comes, or ask \
+             without stream"
+        );
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, message).code("client_too_slow")
+    }
+
     /// `Break` where nobody listens any more.
     fn alive(&self) -> ControlFlow<()> {
         if self.send.is_closed() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -385,7 +412,8 @@ impl Listener {
     fn tell(&mut self, piece: Piece) -> ControlFlow<()> {
         let last = matches!(piece, Piece::End(_) | Piece::Failed(_));
         if !last && self.unread.load(Ordering::Relaxed) >= self.most_unread {
-            self.metrics.slow_clients.add(1);
+            self.metrics.slow_clients.add(u64::from(!self.overflowed));
+            self.overflowed = true;
             return ControlFlow::Break(());
         }
         self.unread.fetch_add(1, Ordering::Relaxed);
@@ -393,5 +421,91 @@ impl Listener {
             Ok(()) => ControlFlow::Continue(()),
             Err(_) => ControlFlow::Break(()),
         }
+    }
+}
+
+/// Why an answer is over; `None` if it was given up.
+fn reason(stopped: Option<usize>, made_calls: bool, finish: Finish) -> Option<Reason> {
+    match (stopped, finish) {
+        (None, Finish::Cancelled | Finish::Ended) => None,
+        // Whoever has calls to run must be told, whatever came behind them.
+        _ if made_calls => Some(Reason::Calls),
+        (Some(place), _) => Some(Reason::StopString(place)),
+        (None, Finish::Length | Finish::Context) => Some(Reason::Length),
+        (None, Finish::Stop) => Some(Reason::Stop),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_the_reason_whatever_came_behind_them_unless_the_answer_was_given_up() {
+        for (stopped, calls, finish, want) in [
+            (None, false, Finish::Stop, Some(Reason::Stop)),
+            (None, false, Finish::Context, Some(Reason::Length)),
+            (Some(2), false, Finish::Ended, Some(Reason::StopString(2))),
+            (Some(2), true, Finish::Ended, Some(Reason::Calls)),
+            (None, true, Finish::Length, Some(Reason::Calls)),
+            (None, true, Finish::Cancelled, None),
+            (None, false, Finish::Ended, None),
+        ] {
+            assert_eq!(reason(stopped, calls, finish), want, "{stopped:?} {calls} {finish:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_is_not_read_or_that_the_end_cuts_off_has_failed() {
+        let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/tokenizer.json");
+        let tokenizer = Arc::new(forebay_text::Tokenizer::from_file(&file).unwrap());
+        for (tokens, finish, code) in
+            [(100, Finish::Ended, "client_too_slow"), (3, Finish::Cancelled, "shutting_down")]
+        {
+            let (send, pieces) = unbounded_channel();
+            let unread = Arc::<AtomicUsize>::default();
+            let mut pieces = Pieces::new(pieces, Arc::clone(&unread), 1);
+            let stop = forebay_text::StopMatcher::new(Vec::<String>::new()).unwrap();
+            let mut listener = Listener {
+                choice: 0,
+                send,
+                unread,
+                most_unread: 10,
+                overflowed: false,
+                pipe: Pipe::new(Arc::clone(&tokenizer), None, stop, None),
+                ids: Vec::new(),
+                remember: None,
+                metrics: Arc::default(),
+                taken_on: Instant::now(),
+                started: None,
+                told: None,
+                forecast: Forecast::default(),
+                reused: 0,
+                ahead: Arc::default(),
+            };
+            let id = tokenizer.encode_raw("a")[0];
+            let token = || JobEvent::Token(forebay_engine::session::Token { id, logprobs: None });
+            let heard = (0..tokens).take_while(|_| listener.hear(token()).is_continue()).count();
+            assert_eq!(heard, 10.min(tokens), "it says when it takes no more");
+            _ = listener.hear(JobEvent::Done(Outcome { finish, stats: Default::default() }));
+            let mut told = Vec::new();
+            while let Some((_, piece)) = pieces.next().await {
+                told.push(piece);
+            }
+            assert_eq!(told.len(), heard + 1);
+            let last = told.pop();
+            assert!(matches!(&last, Some(Piece::Failed(error)) if error.code == Some(code)), "{last:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_nobody_ends_has_failed() {
+        let (send, pieces) = unbounded_channel();
+        let mut pieces = Pieces::new(pieces, Arc::new(AtomicUsize::new(1)), 2);
+        send.send((1, Piece::Delta(Delta::default()))).unwrap();
+        drop(send);
+        assert!(matches!(pieces.next().await, Some((1, Piece::Delta(_)))));
+        assert!(matches!(pieces.next().await, Some((_, Piece::Failed(error))) if error.status == 500));
+        assert!(pieces.next().await.is_none());
     }
 }

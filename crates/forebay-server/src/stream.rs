@@ -13,10 +13,11 @@ use bytes::Bytes;
 use hyper::body::Frame;
 use serde_json::Value;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use crate::app::App;
 use crate::error::{ApiError, Dialect};
-use crate::run::{Piece, Running};
+use crate::run::{Piece, Pieces, Running};
 
 /// Writes one interface's stream.
 pub trait Wire: Send + 'static {
@@ -37,12 +38,12 @@ pub struct Out(String);
 impl Out {
     /// An event that is only data.
     pub fn data(&mut self, data: &Value) {
-        self.0 += &format!("data: {data}\n\n");
+        self.0 += &format!("data: {}\n\n", one_line(data));
     }
 
     /// An event with a name.
     pub fn event(&mut self, name: &str, data: &Value) {
-        self.0 += &format!("event: {name}\ndata: {data}\n\n");
+        self.0 += &format!("event: {name}\ndata: {}\n\n", one_line(data));
     }
 
     /// Text that is no JSON.
@@ -52,8 +53,21 @@ impl Out {
 
     /// A line of JSON.
     pub fn line(&mut self, value: &Value) {
-        self.0 += &format!("{value}\n");
+        self.0 += &one_line(value);
+        self.0.push('\n');
     }
+}
+
+/// JSON in one line, whatever its reader takes for the end of one: many know more of these than JSON escapes.
+pub fn one_line(value: &Value) -> String {
+    let mut text = value.to_string();
+    for (end, escaped) in [('\u{85}', "\\u0085"), ('\u{2028}', "\\u2028"), ('\u{2029}', "\\u2029")] {
+        // They can only stand in strings.
+        if text.contains(end) {
+            text = text.replace(end, escaped);
+        }
+    }
+    text
 }
 
 /// How a stream shows that it is alive.
@@ -69,49 +83,66 @@ pub enum Kind {
 const CHUNKS: usize = 4;
 
 /// The response that sends `running` as it grows.
-pub fn response(app: &Arc<App>, mut running: Running, mut wire: impl Wire, kind: Kind) -> Response {
+pub fn response(app: &Arc<App>, mut running: Running, wire: impl Wire, kind: Kind) -> Response {
     let (send, chunks) = mpsc::channel::<Bytes>(CHUNKS);
     let keep_alive = app.settings.keep_alive;
     let headers = forecast_headers(&running);
     tokio::spawn(async move {
-        let mut out = Out::default();
-        wire.begin(&mut out);
-        let mut progress = None;
-        loop {
-            if !out.0.is_empty() && send.send(Bytes::from(std::mem::take(&mut out.0))).await.is_err() {
-                return;
-            }
-            let next = tokio::select! {
-                next = running.next() => next,
-                // The client is gone: dropping `running` ends the work.
-                () = send.closed() => return,
-                () = tokio::time::sleep(keep_alive), if kind == Kind::Events => {
-                    out.raw(&alive(progress));
-                    continue;
-                }
-            };
-            match next {
-                Some((_, Piece::Failed(error))) => {
-                    wire.fail(&error, &mut out);
-                    break;
-                }
-                Some((choice, piece)) => {
-                    if let Piece::Progress { done, total, .. } = piece {
-                        progress = Some((done, total));
-                    }
-                    wire.piece(choice, piece, &mut out);
-                }
-                None => {
-                    wire.end(&mut out);
-                    break;
-                }
-            }
-        }
-        _ = send.send(Bytes::from(out.0)).await;
+        write(&mut running.pieces, wire, kind, keep_alive, send).await;
+        // Where the client is gone, this ends the work.
+        drop(running);
     });
     let mut response = growing(chunks, kind);
     response.headers_mut().extend(headers);
     response
+}
+
+/// Sends what is told of answers, until they are over or nobody takes it, and signs of life in between.
+async fn write(
+    pieces: &mut Pieces,
+    mut wire: impl Wire,
+    kind: Kind,
+    keep_alive: Duration,
+    send: mpsc::Sender<Bytes>,
+) {
+    let mut out = Out::default();
+    wire.begin(&mut out);
+    let mut progress = None;
+    // Much is told that a client is not: what counts is when something was written.
+    let mut written = Instant::now();
+    loop {
+        if !out.0.is_empty() {
+            if send.send(Bytes::from(std::mem::take(&mut out.0))).await.is_err() {
+                return;
+            }
+            written = Instant::now();
+        }
+        let next = tokio::select! {
+            next = pieces.next() => next,
+            () = send.closed() => return,
+            () = tokio::time::sleep_until(written + keep_alive), if kind == Kind::Events => {
+                out.raw(&alive(progress));
+                continue;
+            }
+        };
+        match next {
+            Some((_, Piece::Failed(error))) => {
+                wire.fail(&error, &mut out);
+                break;
+            }
+            Some((choice, piece)) => {
+                if let Piece::Progress { done, total, .. } = piece {
+                    progress = Some((done, total));
+                }
+                wire.piece(choice, piece, &mut out);
+            }
+            None => {
+                wire.end(&mut out);
+                break;
+            }
+        }
+    }
+    _ = send.send(Bytes::from(out.0)).await;
 }
 
 /// A response that is sent as `chunks` come.
@@ -185,5 +216,68 @@ impl hyper::body::Body for Chunks {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         self.0.poll_recv(context).map(|chunk| chunk.map(|chunk| Ok(Frame::data(chunk))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// An interface that says nothing but its end.
+    struct Silent;
+
+    impl Wire for Silent {
+        fn begin(&mut self, _: &mut Out) {}
+        fn piece(&mut self, _: usize, _: Piece, _: &mut Out) {}
+        fn end(&mut self, _: &mut Out) {}
+        fn fail(&mut self, _: &ApiError, out: &mut Out) {
+            out.raw("failed");
+        }
+    }
+
+    /// What is sent while a prompt tells of its progress all the time.
+    async fn told(kind: Kind) -> String {
+        let (tell, pieces) = mpsc::unbounded_channel();
+        let unread = Arc::new(AtomicUsize::new(0));
+        let mut pieces = Pieces::new(pieces, Arc::clone(&unread), 1);
+        let (send, mut chunks) = mpsc::channel::<Bytes>(CHUNKS);
+        tokio::spawn(async move {
+            for done in 0..100 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                unread.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                tell.send((0, Piece::Progress { done, total: 100, read: None, left: None })).unwrap();
+            }
+        });
+        let write = write(&mut pieces, Silent, kind, Duration::from_millis(300), send);
+        let read = async {
+            let mut all = String::new();
+            while let Some(chunk) = chunks.recv().await {
+                all += std::str::from_utf8(&chunk).unwrap();
+            }
+            all
+        };
+        tokio::join!(write, read).1
+    }
+
+    #[tokio::test]
+    async fn a_stream_shows_signs_of_life_while_there_is_news_that_it_does_not_tell() {
+        let said = told(Kind::Events).await;
+        assert!(said.starts_with(": prompt ") && said.ends_with("/100\n\nfailed"), "{said}");
+        assert_eq!(told(Kind::Lines).await, "failed");
+    }
+
+    #[test]
+    fn what_some_readers_take_for_the_end_of_a_line_is_escaped() {
+        let value = json!({"a\u{2028}": "\u{85}\u{2029}\r\n\u{b}\u{c}\u{1c}\u{1d}\u{1e}"});
+        let text = one_line(&value);
+        // As Python's str.splitlines() has them.
+        let ends =
+            ['\n', '\r', '\u{b}', '\u{c}', '\u{1c}', '\u{1d}', '\u{1e}', '\u{85}', '\u{2028}', '\u{2029}'];
+        assert!(!text.contains(ends), "{text:?}");
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
     }
 }

@@ -11,10 +11,18 @@ use serde_json::{Map, Value, json};
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 
-/// Most tools of a request.
-pub const MAX_TOOLS: usize = 128;
-/// Most characters of a tool's name.
-pub const MAX_NAME: usize = 64;
+/// How much of an interface's tools is taken.
+pub struct Limits {
+    /// Most tools of a request.
+    pub tools: usize,
+    /// Most characters of a tool's name.
+    pub name: usize,
+}
+
+/// What OpenAI's interfaces take, and Ollama's.
+pub const OPENAI: Limits = Limits { tools: 128, name: 64 };
+/// What Anthropic's interface takes.
+pub const ANTHROPIC: Limits = Limits { tools: 1024, name: 128 };
 
 /// A tool that is offered to the model.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,10 +45,11 @@ impl Tool {
         description: Option<String>,
         parameters: Option<Value>,
         strict: bool,
+        limits: &Limits,
     ) -> Result<Self, ApiError> {
         let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
-        if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(good) {
-            let message = format!("{place}.name must be 1 to {MAX_NAME} letters, digits, _, - or .");
+        if name.is_empty() || name.len() > limits.name || !name.chars().all(good) {
+            let message = format!("{place}.name must be 1 to {} letters, digits, _, - or .", limits.name);
             return Err(ApiError::param(format!("{place}.name"), message));
         }
         if let Some(other) = parameters.as_ref().filter(|schema| !schema.is_object()) {
@@ -76,9 +85,14 @@ pub struct Tools {
 
 impl Tools {
     /// Checks them together.
-    pub fn new(all: Vec<Tool>, choice: ToolChoice, parallel: bool) -> Result<Self, ApiError> {
-        if all.len() > MAX_TOOLS {
-            let message = format!("there are {} tools; send at most {MAX_TOOLS}", all.len());
+    pub fn new(
+        all: Vec<Tool>,
+        choice: ToolChoice,
+        parallel: bool,
+        limits: &Limits,
+    ) -> Result<Self, ApiError> {
+        if all.len() > limits.tools {
+            let message = format!("there are {} tools; send at most {}", all.len(), limits.tools);
             return Err(ApiError::param("tools", message));
         }
         let mut names = HashSet::new();
@@ -303,6 +317,7 @@ pub fn openai_tools(values: Option<Vec<Value>>) -> Result<Vec<Tool>, ApiError> {
             function.string("description")?,
             function.value("parameters"),
             function.bool("strict")?.unwrap_or(false),
+            &OPENAI,
         )?;
         function.finish()?;
         Ok(found)

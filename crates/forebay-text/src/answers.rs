@@ -7,6 +7,7 @@
 //! earlier turns makes another conversation from there on, and is encoded as it stands.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use crate::prompt::{PromptPart, RenderedPrompt};
 use crate::reasoning::THINK_CLOSE;
@@ -17,16 +18,18 @@ const MAX_ANSWERS: usize = 64;
 /// Bytes of prompts and answers that are remembered at most.
 const MAX_BYTES: usize = 16 << 20;
 
-/// Answers of a conversation, or of several.
+/// Answers of a conversation, or of several. A clone shares what it holds: it is cheap, and whoever encodes with one
+/// keeps nobody from remembering more.
 #[derive(Clone, Debug, Default)]
 pub struct AnswerIds {
     /// The last ones, the newest last.
-    turns: VecDeque<Turn>,
+    turns: VecDeque<Arc<Turn>>,
     bytes: usize,
 }
 
-#[derive(Clone, Debug)]
-struct Turn {
+/// An answer, and what it followed.
+#[derive(Debug)]
+pub struct Turn {
     prompt: RenderedPrompt,
     /// Everything that was generated, think block included.
     answer: String,
@@ -35,6 +38,12 @@ struct Turn {
 }
 
 impl Turn {
+    /// `answer` was generated after `prompt`, whose ids were `prompt_ids`.
+    pub fn new(prompt: RenderedPrompt, prompt_ids: &[u32], answer: &[u32], tokenizer: &Tokenizer) -> Self {
+        let text = String::from_utf8_lossy(&tokenizer.decode_bytes(answer)).into_owned();
+        Self { prompt, answer: text, ids: [prompt_ids, answer].concat() }
+    }
+
     fn bytes(&self) -> usize {
         let prompt: usize = self.prompt.parts().iter().map(|part| part.content().len()).sum();
         prompt + self.answer.len() + 4 * self.ids.len()
@@ -51,19 +60,10 @@ pub struct EncodedPrompt {
 }
 
 impl AnswerIds {
-    /// Remembers that `answer` was generated after `prompt`, whose ids were `prompt_ids`. The oldest answers are
-    /// forgotten where there are too many.
-    pub fn remember(
-        &mut self,
-        prompt: RenderedPrompt,
-        prompt_ids: &[u32],
-        answer: &[u32],
-        tokenizer: &Tokenizer,
-    ) {
-        let text = String::from_utf8_lossy(&tokenizer.decode_bytes(answer)).into_owned();
-        let turn = Turn { prompt, answer: text, ids: [prompt_ids, answer].concat() };
+    /// Remembers an answer. The oldest ones are forgotten where there are too many.
+    pub fn remember(&mut self, turn: Turn) {
         self.bytes += turn.bytes();
-        self.turns.push_back(turn);
+        self.turns.push_back(Arc::new(turn));
         while self.turns.len() > MAX_ANSWERS || self.bytes > MAX_BYTES {
             let Some(oldest) = self.turns.pop_front() else { return };
             self.bytes -= oldest.bytes();
@@ -148,7 +148,7 @@ mod tests {
         for generated in ["2+2=4.", " 2+2=4.\n\n", "\n2+2=4. "] {
             let mut answers = AnswerIds::default();
             let answer = odd(&tokenizer, generated);
-            answers.remember(first.clone(), &first_ids, &answer, &tokenizer);
+            answers.remember(Turn::new(first.clone(), &first_ids, &answer, &tokenizer));
             let kept = [&first_ids[..], &answer].concat();
             let second = |said| {
                 let talk = [(Role::User, "What is 2+2?"), (Role::Assistant, said), (Role::User, "And 3+3?")];
@@ -181,7 +181,7 @@ mod tests {
         let first_ids = tokenizer.encode_rendered(&first).unwrap();
         // Without a thought there is nothing to drop.
         let hello = odd(&tokenizer, "</think>Hello");
-        answers.remember(first, &first_ids, &hello, &tokenizer);
+        answers.remember(Turn::new(first, &first_ids, &hello, &tokenizer));
         let upto_hello = first_ids.len() + hello.len();
 
         talk.extend([(Role::Assistant, "Hello"), (Role::User, "Think")]);
@@ -189,7 +189,7 @@ mod tests {
         let encoded = answers.encode(&second, &tokenizer).unwrap();
         assert_eq!(encoded.known, upto_hello);
         let thought = odd(&tokenizer, "Hm.</think>Done");
-        answers.remember(second, &encoded.ids, &thought, &tokenizer);
+        answers.remember(Turn::new(second, &encoded.ids, &thought, &tokenizer));
 
         talk.extend([(Role::Assistant, "Done"), (Role::User, "Bye")]);
         let third = answers.encode(&render(&template, &talk, true), &tokenizer).unwrap();
@@ -201,11 +201,12 @@ mod tests {
         kept.push_control("<|assistant|>");
         kept.push_text("<think>");
         let ids = tokenizer.encode_rendered(&kept).unwrap();
-        answers.remember(kept.clone(), &ids, &odd(&tokenizer, "Hm.\n</think>\n\nDone\n"), &tokenizer);
+        let generated = odd(&tokenizer, "Hm.\n</think>\n\nDone\n");
+        answers.remember(Turn::new(kept.clone(), &ids, &generated, &tokenizer));
         kept.push_text("Hm.</think>Done");
         kept.push_control("<|user|>");
         let known = answers.encode(&kept, &tokenizer).unwrap().known;
-        assert_eq!(known, ids.len() + odd(&tokenizer, "Hm.\n</think>\n\nDone\n").len());
+        assert_eq!(known, ids.len() + generated.len());
     }
 
     #[test]
@@ -216,9 +217,9 @@ mod tests {
             let mut prompt = RenderedPrompt::new();
             prompt.push_control("<|user|>");
             prompt.push_text(&format!("{at}").repeat(100_000));
-            answers.remember(prompt, &[1, 2], &[3], &tokenizer);
+            answers.remember(Turn::new(prompt, &[1, 2], &[3], &tokenizer));
             assert!(answers.turns.len() <= MAX_ANSWERS && answers.bytes <= MAX_BYTES);
-            assert_eq!(answers.bytes, answers.turns.iter().map(Turn::bytes).sum::<usize>());
+            assert_eq!(answers.bytes, answers.turns.iter().map(|turn| turn.bytes()).sum::<usize>());
         }
         assert_eq!(answers.turns.len(), MAX_ANSWERS);
     }

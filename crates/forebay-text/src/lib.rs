@@ -23,7 +23,7 @@ pub mod tool_calls;
 
 mod limits;
 
-pub use answers::{AnswerIds, EncodedPrompt};
+pub use answers::{AnswerIds, EncodedPrompt, Turn};
 pub use prompt::{PromptPart, RenderedPrompt};
 pub use reasoning::{ReasoningDelta, ReasoningSplitter};
 pub use stop_strings::{StopMatcher, StopStringError};

@@ -11,7 +11,7 @@ use forebay_server::jobs::{self, OpenError};
 use forebay_server::{App, Jobs, Keys, Model, Origins, Pem, Settings, Tls};
 use tracing::level_filters::LevelFilter;
 
-use crate::args::{AnswerArgs, LogArg, LogFormatArg, ServeArgs, SwitchArg};
+use crate::args::{AnswerArgs, LogArg, LogFormatArg, ServeArgs, SwitchArg, key};
 use crate::console::{self, Output};
 use crate::dirs;
 use crate::failure::{Exit, Failure};
@@ -89,10 +89,7 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
     let (name, context) = (model.id.clone(), model.context);
     let scheduler = Scheduler::start(engine, limits)
         .map_err(|error| Failure::runtime(format!("cannot start a thread for the engine: {error}")))?;
-    Output::new().write(&format!(
-        "listening on {scheme}://{address} (model {name}, context {context})
-"
-    ))?;
+    Output::new().write(&greeting(scheme, address, &name, context))?;
     let engine = forebay_server::serve(App::new(model, scheduler, settings).with_jobs(jobs), listener)
         .map_err(|error| Failure::runtime(error.to_string()))?;
     match engine {
@@ -102,6 +99,20 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
         }
         None => Err(Failure::new(Exit::Runtime, "the engine had stopped after a fault; the log says which")),
     }
+}
+
+/// The first lines: where everything is.
+fn greeting(scheme: &str, address: SocketAddr, name: &str, context: usize) -> String {
+    let base = match address.ip().is_unspecified() {
+        // Every address of this machine, of which that one is no name.
+        true => format!("{scheme}://localhost:{}", address.port()),
+        false => format!("{scheme}://{address}"),
+    };
+    format!(
+        "listening on {scheme}://{address} (model {name}, context {context})\n\
+         in a browser: {base}/ (a chat, and what the engine does)\n\
+         for programs: {base}/v1 (OpenAI), {base} (Anthropic, Ollama), {base}/openapi.json (everything)\n"
+    )
 }
 
 /// The certificate, if there is to be one.
@@ -130,7 +141,16 @@ fn keys(args: &ServeArgs) -> Result<Keys, Failure> {
             return Err(Failure::usage(format!("{} holds no key; write one a line", path.display())));
         }
     }
-    keys.extend(std::env::var("FOREBAY_API_KEY").ok().filter(|key| !key.is_empty()));
+    // Whoever sets it wants a key: a script's empty variable must not open the door.
+    if let Some(found) = std::env::var_os("FOREBAY_API_KEY") {
+        let Some(key) = found.to_str().and_then(|found| key(found).ok()) else {
+            let what = if found.is_empty() { "is empty" } else { "holds no key" };
+            return Err(Failure::usage(format!(
+                "FOREBAY_API_KEY {what}: use letters, digits and signs without spaces, or unset it"
+            )));
+        };
+        keys.push(key);
+    }
     Ok(Keys::new(keys.iter().map(String::as_str)))
 }
 

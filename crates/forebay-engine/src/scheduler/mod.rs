@@ -140,19 +140,7 @@ impl Scheduler {
         let unknown = self.shared.unknown(&job.prompt);
         let (id, first) = {
             let mut queue = self.shared.lock();
-            queue.open()?;
-            // What comes while there are places does not wait.
-            let waiting = queue.waiting_of(job.priority);
-            let room = match job.priority {
-                Priority::Interactive => limits.queue,
-                Priority::Batch => BATCH_QUEUE,
-            };
-            if waiting >= room + queue.free() {
-                queue.totals.refused += 1;
-                let wait = queue.wait(Instant::now(), job.prompt.len(), job.max_tokens);
-                let retry_after = wait.unwrap_or(Duration::from_secs(1));
-                return Err(Refused::QueueFull { waiting, retry_after });
-            }
+            check_room(&mut queue, limits, job.priority, (job.prompt.len(), job.max_tokens))?;
             queue.reserve(job.priority)
         };
         let Job { prompt, max_tokens, sampling, stops, constraint, priority, cancel, events } = job;
@@ -182,6 +170,14 @@ impl Scheduler {
             waiting.events.failed(error);
         }
         Ok(id)
+    }
+
+    /// Whether a job of this priority would be taken on now, whatever it asks for.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit), of which this is the first step: a refusal counts.
+    pub fn check_room(&self, priority: Priority) -> Result<(), Refused> {
+        check_room(&mut self.shared.lock(), self.shared.facts.limits, priority, (1, Some(1)))
     }
 
     /// Ends a job soon: at once where it still waits, else at the next layer.
@@ -262,4 +258,26 @@ impl Scheduler {
         }
         queue.engine.take()
     }
+}
+
+/// An error if no job of this priority, with so many tokens of a prompt and at most so many of an answer, is taken on now.
+fn check_room(
+    queue: &mut Queue,
+    limits: Limits,
+    priority: Priority,
+    (prompt, most): (usize, Option<usize>),
+) -> Result<(), Refused> {
+    queue.open()?;
+    // What comes while there are places does not wait.
+    let waiting = queue.waiting_of(priority);
+    let room = match priority {
+        Priority::Interactive => limits.queue,
+        Priority::Batch => BATCH_QUEUE,
+    };
+    if waiting >= room + queue.free() {
+        queue.totals.refused += 1;
+        let retry_after = queue.wait(Instant::now(), prompt, most).unwrap_or(Duration::from_secs(1));
+        return Err(Refused::QueueFull { waiting, retry_after });
+    }
+    Ok(())
 }

@@ -9,7 +9,7 @@ use crate::ask::{Ask, Input};
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 use crate::params;
-use crate::tools::{Tool, Tools};
+use crate::tools::{self, Tool, Tools};
 
 /// A budget for thoughts from which on the model is told to think as much as it can.
 const LARGE_BUDGET: i64 = 16_384;
@@ -53,7 +53,7 @@ impl Request {
         let all = fields.list("tools")?.unwrap_or_default();
         let all = all.into_iter().enumerate().map(tool).collect::<Result<_, _>>()?;
         let (choice, parallel) = tool_choice(&mut fields)?;
-        ask.tools = Tools::new(all, choice, parallel)?;
+        ask.tools = Tools::new(all, choice, parallel, &tools::ANTHROPIC)?;
         let most = fields.count("max_tokens", 1)?;
         thinking(&mut fields, &mut ask, most)?;
         if answers {
@@ -68,7 +68,8 @@ impl Request {
             params::stop(&mut fields, "stop_sequences", &mut ask)?;
         }
         let streams = answers && fields.bool("stream")?.unwrap_or(false);
-        fields.label("metadata");
+        fields.object("metadata")?;
+        params::cache_control(&mut fields)?;
         fields.only("service_tier", &[json!("auto"), json!("standard_only")], "there is one tier")?;
         fields.finish()?;
         Ok(Self { ask, streams })
@@ -99,11 +100,11 @@ fn tool((at, value): (usize, Value)) -> Result<Tool, ApiError> {
     if let Some(kind) = fields.string("type")?.filter(|kind| kind != "custom") {
         return Err(wrong(&format!("{place}.type"), "custom (a tool of your own)", &kind.into()));
     }
-    fields.label("cache_control");
+    params::cache_control(&mut fields)?;
     let (name, description) = (fields.required_string("name")?, fields.string("description")?);
     let (schema, strict) = (fields.required("input_schema")?, fields.bool("strict")?.unwrap_or(false));
     fields.finish()?;
-    Tool::new(&place, name, description, Some(schema), strict)
+    Tool::new(&place, name, description, Some(schema), strict, &tools::ANTHROPIC)
 }
 
 fn tool_choice(fields: &mut Fields) -> Result<(ToolChoice, bool), ApiError> {
@@ -144,8 +145,8 @@ fn text_blocks(place: &str, value: Value) -> Result<String, ApiError> {
 }
 
 fn text_of(block: &mut Fields) -> Result<String, ApiError> {
-    block.label("cache_control");
-    block.label("citations");
+    params::cache_control(block)?;
+    block.only("citations", &[json!([])], "the model reads text")?;
     block.required_string("text")
 }
 
@@ -179,7 +180,7 @@ fn add_message(messages: &mut Vec<ChatMessage>, place: &str, message: Value) -> 
             }
             ("thinking", Role::Assistant) => {
                 let thought = block.required_string("thinking")?;
-                block.label("signature");
+                block.string("signature")?;
                 own.reasoning_content.get_or_insert_default().push_str(&thought);
             }
             ("tool_use", Role::Assistant) => own.tool_calls.push(tool_use(&mut block)?),
@@ -214,7 +215,7 @@ fn add_message(messages: &mut Vec<ChatMessage>, place: &str, message: Value) -> 
 }
 
 fn tool_use(block: &mut Fields) -> Result<ToolCall, ApiError> {
-    block.label("cache_control");
+    params::cache_control(block)?;
     let id = block.required_string("id")?;
     let name = block.required_string("name")?;
     let arguments = block.object("input")?.unwrap_or_default();
@@ -222,7 +223,7 @@ fn tool_use(block: &mut Fields) -> Result<ToolCall, ApiError> {
 }
 
 fn tool_result(place: &str, block: &mut Fields) -> Result<ChatMessage, ApiError> {
-    block.label("cache_control");
+    params::cache_control(block)?;
     let id = block.required_string("tool_use_id")?;
     let content = block.value("content");
     let mut text = content

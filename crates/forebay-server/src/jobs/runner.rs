@@ -22,6 +22,7 @@ use crate::app::App;
 use crate::error::{ApiError, Dialect};
 use crate::ids;
 use crate::openai::once::{self, Endpoint};
+use crate::stream::one_line;
 
 /// Before another try to write.
 const WRITE_AGAIN: Duration = Duration::from_secs(2);
@@ -301,7 +302,7 @@ async fn keep(
     result: Result<Value, ApiError>,
 ) -> bool {
     let line = |status: StatusCode, body: &Value| {
-        json!({
+        one_line(&json!({
             "id": format!("batch_req_{}", ids::random()),
             "custom_id": custom_id,
             "response": {
@@ -310,8 +311,7 @@ async fn keep(
                 "body": body,
             },
             "error": null,
-        })
-        .to_string()
+        }))
     };
     let refused =
         |error: &ApiError| (line(error.status, &error.body(Dialect::OpenAi)), &logs.errors, &batch.failed);

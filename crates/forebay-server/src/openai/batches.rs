@@ -48,18 +48,22 @@ pub async fn one(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<
 }
 
 /// Takes on a batch.
-pub async fn create(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
+pub async fn create(State(app): State<Arc<App>>, body: JsonBody) -> Result<Response, ApiError> {
     let jobs = jobs(&app)?;
-    let mut fields = Fields::new(body);
-    let endpoint = fields.one_of("endpoint", &Endpoint::ALL)?;
-    let endpoint = endpoint.ok_or_else(|| ApiError::param("endpoint", "endpoint is missing"))?;
-    let input = fields.required_string("input_file_id")?;
-    let window = fields.required_string("completion_window")?;
-    if window != "24h" {
-        return Err(wrong("completion_window", "24h", &window.into()));
-    }
-    let metadata = metadata(&mut fields)?;
-    fields.finish()?;
+    let read = |body: Map<String, Value>, _: &App| {
+        let mut fields = Fields::new(body);
+        let endpoint = fields.one_of("endpoint", &Endpoint::ALL)?;
+        let endpoint = endpoint.ok_or_else(|| ApiError::param("endpoint", "endpoint is missing"))?;
+        let input = fields.required_string("input_file_id")?;
+        let window = fields.required_string("completion_window")?;
+        if window != "24h" {
+            return Err(wrong("completion_window", "24h", &window.into()));
+        }
+        let metadata = metadata(&mut fields)?;
+        fields.finish()?;
+        Ok((endpoint, input, metadata))
+    };
+    let ((endpoint, input, metadata), _) = body.read(&app, read).await?;
     match jobs.files.get(&input) {
         Some(file) if file.purpose == Purpose::Batch => {}
         Some(_) => {

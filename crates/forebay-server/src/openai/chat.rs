@@ -13,7 +13,7 @@ use crate::app::App;
 use crate::ask::{Ask, Input};
 use crate::body::JsonBody;
 use crate::error::{ApiError, Dialect};
-use crate::fields::Fields;
+use crate::fields::{Fields, wrong};
 use crate::ids;
 use crate::params;
 use crate::pipe::Part;
@@ -57,7 +57,8 @@ impl Request {
         }
         let all = tools::openai_tools(fields.list("tools")?)?;
         let choice = tools::openai_choice(fields.value("tool_choice"))?;
-        ask.tools = Tools::new(all, choice, fields.bool("parallel_tool_calls")?.unwrap_or(true))?;
+        ask.tools =
+            Tools::new(all, choice, fields.bool("parallel_tool_calls")?.unwrap_or(true), &tools::OPENAI)?;
         let streams = fields.bool("stream")?.unwrap_or(false);
         let mut options =
             Fields::within("stream_options", fields.object("stream_options")?.unwrap_or_default());
@@ -72,9 +73,10 @@ impl Request {
 
 /// Fields that name a request, or ask for what is the case anyway.
 pub fn labels(fields: &mut Fields) -> Result<(), ApiError> {
-    for name in ["user", "metadata", "safety_identifier", "prompt_cache_key"] {
-        fields.label(name);
+    for name in ["user", "safety_identifier", "prompt_cache_key"] {
+        fields.string(name)?;
     }
+    fields.object("metadata")?;
     fields.only("store", &[json!(false)], "nothing is stored")?;
     fields.only("service_tier", &[json!("auto"), json!("default")], "there is one tier")?;
     fields.only("modalities", &[json!(["text"])], "answers are text")
@@ -103,19 +105,53 @@ fn check_fields(at: usize, message: &Value) -> Result<(), ApiError> {
         !known(name)
             || (matches!(name.as_str(), "refusal" | "annotations" | "audio" | "function_call") && !empty)
     }) {
-        None => Ok(()),
-        Some((name, _)) => {
-            let name: String = name.chars().take(80).collect();
-            let place = format!("messages[{at}].{name}");
-            let message = format!("{place} is not supported; leave it out");
-            Err(ApiError::param(place, message).code("unsupported_parameter"))
+        None => {}
+        Some((name, _)) => return Err(unsupported(&format!("messages[{at}]"), name)),
+    }
+    let list = |name: &str| message[name].as_array().into_iter().flatten().enumerate();
+    for (number, part) in list("content") {
+        let place = format!("messages[{at}].content[{number}]");
+        only_fields(&place, part, &["type", "text", "cache_control"])?;
+        let control = part.get("cache_control").map(|control| ("cache_control".to_owned(), control.clone()));
+        params::cache_control(&mut Fields::within(place, control.into_iter().collect()))?;
+    }
+    for (number, call) in list("tool_calls") {
+        let place = format!("messages[{at}].tool_calls[{number}]");
+        // `index` is what streams number them by.
+        only_fields(&place, call, &["id", "type", "function", "name", "arguments", "index"])?;
+        if let Some(function) = call.get("function") {
+            only_fields(&format!("{place}.function"), function, &["name", "arguments", "index"])?;
         }
+        for (name, good) in [("id", call["id"].is_string()), ("type", call["type"] == "function")] {
+            if !good && !call[name].is_null() {
+                let expected = if name == "id" { "a string" } else { "function" };
+                return Err(wrong(&format!("{place}.{name}"), expected, &call[name]));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An error if an object has fields that would be ignored.
+fn only_fields(place: &str, object: &Value, known: &[&str]) -> Result<(), ApiError> {
+    let mut fields = object.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
+    match fields.find(|(name, _)| !known.contains(&name.as_str())) {
+        None => Ok(()),
+        Some((name, _)) => Err(unsupported(place, name)),
     }
 }
 
+fn unsupported(place: &str, name: &str) -> ApiError {
+    let name: String = name.chars().take(80).collect();
+    let place = format!("{place}.{name}");
+    let message = format!("{place} is not supported; leave it out");
+    ApiError::param(place, message).code("unsupported_parameter")
+}
+
 /// Answers a conversation.
-pub async fn answer(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
-    let request = Request::read(body, &app)?;
+pub async fn answer(State(app): State<Arc<App>>, body: JsonBody) -> Result<Response, ApiError> {
+    let (mut request, share) = body.read(&app, Request::read).await?;
+    request.ask.share = share;
     if !request.streams {
         let Once { value, headers } = once(&app, request).await?;
         return Ok(stream::json(&value, headers));

@@ -38,7 +38,7 @@ pub fn usage<'e>(prompt_tokens: usize, ends: impl Iterator<Item = &'e Ended>) ->
 /// The name of a reason.
 pub fn finish_reason(reason: Reason) -> &'static str {
     match reason {
-        Reason::Stop | Reason::StopString(_) | Reason::Cancelled => "stop",
+        Reason::Stop | Reason::StopString(_) => "stop",
         Reason::Calls => "tool_calls",
         Reason::Length => "length",
     }

@@ -23,8 +23,9 @@ pub use read::Request;
 use wire::ResponseWire;
 
 /// Answers a conversation.
-pub async fn answer(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
-    let request = Request::read(body, &app)?;
+pub async fn answer(State(app): State<Arc<App>>, body: JsonBody) -> Result<Response, ApiError> {
+    let (mut request, share) = body.read(&app, Request::read).await?;
+    request.ask.share = share;
     if !request.streams {
         let Once { value, headers } = once(&app, request).await?;
         return Ok(stream::json(&value, headers));

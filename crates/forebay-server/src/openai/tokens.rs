@@ -5,7 +5,8 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use forebay_text::RenderOptions;
-use serde_json::{Value, json};
+use forebay_text::template::ToolChoice;
+use serde_json::{Map, Value, json};
 
 use crate::app::App;
 use crate::ask::encode_text;
@@ -15,22 +16,27 @@ use crate::fields::{Fields, wrong};
 use crate::openai::chat;
 use crate::params;
 use crate::stream;
-use crate::tools;
+use crate::tools::{self, Tools};
 
 /// The tokens of a text or of a conversation.
-pub async fn tokenize(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
-    let mut fields = Fields::new(body);
-    if let Some(model) = fields.string("model")? {
-        params::named_model(&model, &app)?;
-    }
-    let text = match fields.string("prompt")? {
-        Some(text) => Some(text),
-        None => fields.string("content")?,
+pub async fn tokenize(State(app): State<Arc<App>>, body: JsonBody) -> Result<Response, ApiError> {
+    let read = |body: Map<String, Value>, app: &App| {
+        let mut fields = Fields::new(body);
+        if let Some(model) = fields.string("model")? {
+            params::named_model(&model, app)?;
+        }
+        let text = match fields.string("prompt")? {
+            Some(text) => Some(text),
+            None => fields.string("content")?,
+        };
+        let messages = fields.list("messages")?;
+        let tools = tools::openai_tools(fields.list("tools")?)?;
+        let tools = Tools::new(tools, ToolChoice::Auto, true, &tools::OPENAI)?.all;
+        let add = fields.bool("add_generation_prompt")?;
+        fields.finish()?;
+        Ok((text, messages, tools, add))
     };
-    let messages = fields.list("messages")?;
-    let tools = tools::openai_tools(fields.list("tools")?)?;
-    let add = fields.bool("add_generation_prompt")?;
-    fields.finish()?;
+    let ((text, messages, tools, add), share) = body.read(&app, read).await?;
     let shared = Arc::clone(&app);
     let work = move || match (text, messages) {
         (Some(text), None) if add.is_none() && tools.is_empty() => encode_text(&text, &shared),
@@ -52,20 +58,24 @@ pub async fn tokenize(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> 
         _ => Err(ApiError::param("prompt", "send either prompt (a text) or messages (with tools, if any)")),
     };
     let ids = off_thread(work).await?;
+    drop(share);
     let (count, max) = (ids.len(), app.model.context);
     Ok(stream::json(&json!({"tokens": ids, "count": count, "max_model_len": max}), Vec::new()))
 }
 
 /// The text of tokens.
-pub async fn detokenize(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
-    let mut fields = Fields::new(body);
-    if let Some(model) = fields.string("model")? {
-        params::named_model(&model, &app)?;
-    }
-    let tokens = fields.required("tokens")?;
-    fields.finish()?;
-    let ids = ids("tokens", &tokens, &app)?;
-    let text = String::from_utf8_lossy(&app.model.tokenizer.decode_bytes(&ids)).into_owned();
+pub async fn detokenize(State(app): State<Arc<App>>, body: JsonBody) -> Result<Response, ApiError> {
+    let read = |body: Map<String, Value>, app: &App| {
+        let mut fields = Fields::new(body);
+        if let Some(model) = fields.string("model")? {
+            params::named_model(&model, app)?;
+        }
+        let tokens = fields.required("tokens")?;
+        fields.finish()?;
+        let ids = ids("tokens", &tokens, app)?;
+        Ok(String::from_utf8_lossy(&app.model.tokenizer.decode_bytes(&ids)).into_owned())
+    };
+    let (text, _) = body.read(&app, read).await?;
     Ok(stream::json(&json!({"prompt": text, "content": text}), Vec::new()))
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::parts::{above_zero, any_of, count, fields, list, number, one_of, reference, switch, text};
 use crate::ask::MAX_CHOICES;
 use crate::params::EFFORTS;
-use crate::tools::{MAX_NAME, MAX_TOOLS};
+use crate::tools::{ANTHROPIC, Limits, OPENAI};
 
 /// The schemas of all requests, and of what they are made of.
 pub fn schemas(models: &[String]) -> Map<String, Value> {
@@ -37,7 +37,7 @@ pub fn schemas(models: &[String]) -> Map<String, Value> {
                     names(),
                     json!({
                         "messages": {"type": "array", "items": reference("ChatMessage"), "minItems": 1},
-                        "tools": tools("Tool"),
+                        "tools": tools("Tool", &OPENAI),
                         "add_generation_prompt": switch(),
                     }),
                 ),
@@ -87,10 +87,10 @@ fn sampling() -> Value {
 /// What only names a request, and what is so anyway.
 fn labels() -> Value {
     json!({
-        "user": {},
-        "metadata": {},
-        "safety_identifier": {},
-        "prompt_cache_key": {},
+        "user": text(),
+        "metadata": {"type": "object"},
+        "safety_identifier": text(),
+        "prompt_cache_key": text(),
         "store": {"const": false},
         "service_tier": one_of(&["auto", "default"]),
         "modalities": {"const": ["text"]},
@@ -110,12 +110,20 @@ fn logprobs() -> Value {
     json!({"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS})
 }
 
-fn tools(of: &str) -> Value {
-    json!({"type": "array", "items": reference(of), "maxItems": MAX_TOOLS})
+fn tools(of: &str, limits: &Limits) -> Value {
+    json!({"type": "array", "items": reference(of), "maxItems": limits.tools})
 }
 
-fn tool_name() -> Value {
-    json!({"type": "string", "pattern": "^[A-Za-z0-9_.-]+$", "maxLength": MAX_NAME})
+fn tool_name(limits: &Limits) -> Value {
+    json!({"type": "string", "pattern": "^[A-Za-z0-9_.-]+$", "maxLength": limits.name})
+}
+
+fn cache_control() -> Value {
+    fields(&["type"], json!({"type": {"const": "ephemeral"}, "ttl": one_of(&["5m", "1h"])}))
+}
+
+fn empty() -> Value {
+    json!({"type": "array", "maxItems": 0})
 }
 
 fn stream_options() -> Value {
@@ -127,14 +135,18 @@ fn effort() -> Value {
 }
 
 fn openai_parts(add: &mut impl FnMut(&str, Value)) {
-    let part = fields(&["type", "text"], json!({"type": {"const": "text"}, "text": text()}));
+    let part = fields(
+        &["type", "text"],
+        json!({"type": {"const": "text"}, "text": text(), "cache_control": cache_control()}),
+    );
     let content = any_of(&[text(), list(part)]);
     let call = fields(
         &["function"],
         json!({
             "id": text(),
             "type": {"const": "function"},
-            "function": fields(&["name"], json!({"name": text(), "arguments": {}})),
+            "function": fields(&["name"], json!({"name": text(), "arguments": {}, "index": {}})),
+            "index": {},
         }),
     );
     let message = |roles: &[&str], required: &[&str]| {
@@ -163,7 +175,7 @@ fn openai_parts(add: &mut impl FnMut(&str, Value)) {
     let function = fields(
         &["name"],
         json!({
-            "name": tool_name(),
+            "name": tool_name(&OPENAI),
             "description": text(),
             "parameters": {"type": "object"},
             "strict": switch(),
@@ -215,7 +227,7 @@ fn chat() -> Value {
         "logprobs": switch(),
         "top_logprobs": logprobs(),
         "response_format": reference("ResponseFormat"),
-        "tools": tools("Tool"),
+        "tools": tools("Tool", &OPENAI),
         "tool_choice": reference("ToolChoice"),
         "parallel_tool_calls": switch(),
         "reasoning_effort": effort(),
@@ -255,13 +267,13 @@ fn responses(add: &mut impl FnMut(&str, Value)) {
         json!({
             "type": one_of(&["input_text", "output_text", "text", "reasoning_text", "summary_text"]),
             "text": text(),
-            "annotations": {},
-            "logprobs": {},
+            "annotations": empty(),
+            "logprobs": empty(),
         }),
     );
     add("TextParts", any_of(&[text(), list(part)]));
     let item = |kind: &str, required: &[&str], more: Value| {
-        let names = json!({"type": {"const": kind}, "id": {}, "status": {}});
+        let names = json!({"type": {"const": kind}, "id": text(), "status": text()});
         fields(required, with(names, more))
     };
     add(
@@ -292,7 +304,7 @@ fn responses(add: &mut impl FnMut(&str, Value)) {
                 "reasoning",
                 &["type"],
                 json!({
-                    "summary": {}, "encrypted_content": {}, "content": reference("TextParts"),
+                    "summary": reference("TextParts"), "encrypted_content": {"const": ""}, "content": reference("TextParts"),
                 }),
             ),
         ]),
@@ -303,7 +315,7 @@ fn responses(add: &mut impl FnMut(&str, Value)) {
             &["type", "name"],
             json!({
                 "type": {"const": "function"},
-                "name": tool_name(),
+                "name": tool_name(&OPENAI),
                 "description": text(),
                 "parameters": {"type": "object"},
                 "strict": switch(),
@@ -317,7 +329,7 @@ fn responses(add: &mut impl FnMut(&str, Value)) {
         "max_output_tokens": count(1),
         "reasoning": fields(&[], json!({"effort": effort(), "summary": text(), "generate_summary": text()})),
         "text": fields(&[], json!({"format": reference("TextFormat"), "verbosity": {"const": "medium"}})),
-        "tools": tools("FunctionTool"),
+        "tools": tools("FunctionTool", &OPENAI),
         "tool_choice": reference("ToolChoice"),
         "parallel_tool_calls": switch(),
         "stream": switch(),
@@ -336,21 +348,26 @@ fn messages(add: &mut impl FnMut(&str, Value)) {
         names.extend(required);
         fields(&names, with(json!({"type": {"const": kind}}), more))
     };
-    let text_block = block("text", &["text"], json!({"text": text(), "cache_control": {}, "citations": {}}));
+    let text_block = block(
+        "text",
+        &["text"],
+        json!({"text": text(), "cache_control": cache_control(), "citations": empty()}),
+    );
     add("TextBlocks", any_of(&[text(), list(text_block.clone())]));
     let result = block(
         "tool_result",
         &["tool_use_id"],
         json!({
-            "tool_use_id": text(), "content": reference("TextBlocks"), "is_error": switch(), "cache_control": {},
+            "tool_use_id": text(), "content": reference("TextBlocks"), "is_error": switch(),
+            "cache_control": cache_control(),
         }),
     );
-    let thought = block("thinking", &["thinking"], json!({"thinking": text(), "signature": {}}));
+    let thought = block("thinking", &["thinking"], json!({"thinking": text(), "signature": text()}));
     let tool_use = block(
         "tool_use",
         &["id", "name"],
         json!({
-            "id": text(), "name": text(), "input": {"type": "object"}, "cache_control": {},
+            "id": text(), "name": text(), "input": {"type": "object"}, "cache_control": cache_control(),
         }),
     );
     let message = |role: &str, blocks: &[Value]| {
@@ -371,11 +388,11 @@ fn messages(add: &mut impl FnMut(&str, Value)) {
             &["name", "input_schema"],
             json!({
                 "type": {"const": "custom"},
-                "name": tool_name(),
+                "name": tool_name(&ANTHROPIC),
                 "description": text(),
                 "input_schema": {"type": "object"},
                 "strict": switch(),
-                "cache_control": {},
+                "cache_control": cache_control(),
             }),
         ),
     );
@@ -388,7 +405,7 @@ fn messages(add: &mut impl FnMut(&str, Value)) {
         "messages": {"type": "array", "items": reference("AnthropicMessage"), "minItems": 1},
         "max_tokens": count(1),
         "system": reference("TextBlocks"),
-        "tools": tools("AnthropicTool"),
+        "tools": tools("AnthropicTool", &ANTHROPIC),
         "tool_choice": any_of(&[
             choice(&["auto", "any", "none"], json!({}), &["type"]),
             choice(&["tool"], json!({"name": text()}), &["type", "name"]),
@@ -396,7 +413,8 @@ fn messages(add: &mut impl FnMut(&str, Value)) {
         "thinking": fields(&["type"], json!({
             "type": one_of(&["enabled", "disabled", "adaptive"]), "budget_tokens": count(1),
         })),
-        "metadata": {},
+        "metadata": {"type": "object"},
+        "cache_control": cache_control(),
         "service_tier": one_of(&["auto", "standard_only"]),
     });
     add("CountRequest", fields(&["model", "messages"], shared.clone()));
@@ -459,7 +477,7 @@ fn ollama(add: &mut impl FnMut(&str, Value)) {
         "stream": switch(),
         "format": any_of(&[one_of(&["", "json"]), json!({"type": "object"})]),
         "think": any_of(&[switch(), one_of(&["low", "medium", "high"])]),
-        "keep_alive": {},
+        "keep_alive": {"type": ["string", "number"]},
         "options": reference("OllamaOptions"),
     });
     add(
@@ -469,7 +487,7 @@ fn ollama(add: &mut impl FnMut(&str, Value)) {
             with(
                 shared.clone(),
                 json!({
-                    "messages": list(reference("OllamaMessage")), "tools": tools("Tool"),
+                    "messages": list(reference("OllamaMessage")), "tools": tools("Tool", &OPENAI),
                 }),
             ),
         ),

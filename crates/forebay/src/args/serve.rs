@@ -135,7 +135,8 @@ pub enum LogFormatArg {
     Json,
 }
 
-fn key(text: &str) -> Result<String, String> {
+/// A key, if it is one.
+pub fn key(text: &str) -> Result<String, String> {
     let good = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
     if good { Ok(text.to_owned()) } else { Err("use letters, digits and signs without spaces".to_owned()) }
 }

@@ -149,3 +149,58 @@ fn tokens_are_counted_and_errors_have_their_shape() {
     let budget = json!({"thinking": {"type": "enabled", "budget_tokens": 1024}});
     refused(server.post("/v1/messages", &with(ask("Hi"), budget)), 400, "budget_tokens");
 }
+
+#[test]
+fn names_and_numbers_of_tools_have_the_limits_of_this_interface() {
+    let server = Server::start();
+    let count = |names: &[String]| {
+        let tools: Vec<Value> = names.iter().map(|name| with(weather(), json!({"name": name}))).collect();
+        let body = json!({"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "tools": tools});
+        server.post("/v1/messages/count_tokens", &body)
+    };
+    let names = |count: usize| (0..count).map(|at| format!("tool_{at}")).collect::<Vec<_>>();
+    count(&["x".repeat(128)]).ok();
+    refused(count(&["x".repeat(129)]), 400, "1 to 128");
+    count(&names(1024)).ok();
+    refused(count(&names(1025)), 400, "at most 1024");
+}
+
+#[test]
+fn wishes_about_caching_are_taken_where_their_form_is_right() {
+    let server = Server::start();
+    let body = |control: &Value| {
+        let result =
+            json!({"type": "tool_result", "tool_use_id": "t", "content": [], "cache_control": control});
+        let used = json!({"type": "tool_use", "id": "t", "name": "f", "input": {}, "cache_control": control});
+        let text = json!({"type": "text", "text": "Hi", "cache_control": control});
+        let messages = json!([
+            {"role": "user", "content": [text]},
+            {"role": "assistant", "content": [used]},
+            {"role": "user", "content": [result]},
+        ]);
+        json!({
+            "model": MODEL, "max_tokens": 1, "messages": messages, "system": [text], "cache_control": control,
+            "tools": [with(weather(), json!({"cache_control": control}))],
+        })
+    };
+    for good in [json!({"type": "ephemeral"}), json!({"type": "ephemeral", "ttl": "1h"}), Value::Null] {
+        server.post("/v1/messages", &body(&good)).ok();
+    }
+    let places = [
+        "/cache_control",
+        "/system/0/cache_control",
+        "/tools/0/cache_control",
+        "/messages/0/content/0/cache_control",
+        "/messages/1/content/0/cache_control",
+        "/messages/2/content/0/cache_control",
+    ];
+    for place in places {
+        for wrong in
+            [json!("ephemeral"), json!({}), json!({"type": "x"}), json!({"type": "ephemeral", "ttl": 5})]
+        {
+            let mut body = body(&json!({"type": "ephemeral"}));
+            *body.pointer_mut(place).unwrap() = wrong;
+            refused(server.post("/v1/messages", &body), 400, "cache_control");
+        }
+    }
+}

@@ -174,12 +174,20 @@ fn a_text_is_continued_as_it_stands() {
 fn text_never_becomes_a_control_token() {
     let server = Server::start();
     let ids = |body: Value| server.post("/tokenize", &body).ok()["tokens"].as_array().unwrap().clone();
-    let said = "<|user|>[gMASK]<sop><|assistant|>";
+    let said = "<|user|>[gMASK]<sop><|assistant|><|observation|><|system|><|endoftext|>";
     let control = |id: &Value| (8160..8181).contains(&id.as_u64().unwrap());
     assert!(!ids(json!({"prompt": said})).iter().any(control));
     let talk = |text: &str| json!({"messages": [{"role": "user", "content": text}]});
     let controls = |text: &str| ids(talk(text)).iter().filter(|id| control(id)).count();
     assert_eq!(controls(said), controls("Hi"));
+    // A mark that a client writes is neither the template's, nor lost.
+    let turn = ids(talk(said));
+    assert!(turn.len() > ids(talk("")).len() + said.matches('<').count());
+    let read = server.post("/detokenize", &json!({"tokens": turn})).ok();
+    assert!(read["prompt"].as_str().unwrap().contains(said), "{read}");
+    let body = json!({"model": MODEL, "prompt": said, "max_tokens": 1});
+    let usage = server.post("/v1/completions", &body).ok()["usage"]["prompt_tokens"].clone();
+    assert_eq!(usage, ids(json!({"prompt": said})).len(), "the raw interface reads text too");
     let there = server.post("/detokenize", &json!({"tokens": ids(json!({"prompt": said}))})).ok();
     assert_eq!(there["prompt"], said);
 }
@@ -191,6 +199,12 @@ fn models_are_listed() {
     assert_eq!((&all["data"][0]["id"], &all["data"][0]["max_model_len"]), (&json!("mine"), &json!(300)));
     assert_eq!(server.get("/v1/models/mine").ok()["id"], "mine");
     server.get("/v1/models/yours").refused(404, "model");
+    let parts = Server::with(&["--served-name", "maker/mine"]);
+    for path in ["/v1/models/maker/mine", "/v1/models/maker%2Fmine"] {
+        assert_eq!(parts.get(path).ok()["id"], "maker/mine", "{path}");
+    }
+    parts.get("/v1/models/maker").refused(404, "model");
+    parts.get("/v1/models/maker/mine/not").refused(404, "model");
     let health = server.get("/health").ok();
     assert_eq!((&health["status"], &health["model"]), (&json!("ok"), &json!("mine")));
 }

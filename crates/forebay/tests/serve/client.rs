@@ -17,6 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Server {
     child: Child,
     pub address: String,
+    /// What it says when it is there.
+    pub greeting: String,
 }
 
 impl Server {
@@ -27,8 +29,10 @@ impl Server {
     fn command(args: &[&str]) -> Command {
         let scratch = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        let log: &[&str] = if args.contains(&"--log") { &[] } else { &["--log", "warn"] };
         command
-            .args(["serve", "--port", "0", "--threads", "2", "--log", "warn"])
+            .args(["serve", "--port", "0", "--threads", "2"])
+            .args(log)
             .args(args)
             .env_remove("FOREBAY_MODEL")
             .env_remove("FOREBAY_API_KEY")
@@ -82,17 +86,18 @@ impl Server {
 
     fn run(mut command: Command) -> Self {
         let mut child = command.spawn().expect("the binary starts");
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().expect("piped"))
-            .read_line(&mut line)
-            .expect("the server says where it is");
-        let address = line.split("://").nth(1).and_then(|rest| rest.split(' ').next());
+        let mut greeting = String::new();
+        let mut lines = BufReader::new(child.stdout.take().expect("piped"));
+        for _ in 0..3 {
+            lines.read_line(&mut greeting).expect("the server says where it is");
+        }
+        let address = greeting.split("://").nth(1).and_then(|rest| rest.split(' ').next());
         let Some(address) = address.map(str::to_owned) else {
             let mut stderr = String::new();
             let _ = child.stderr.take().expect("piped").read_to_string(&mut stderr);
-            panic!("no address: {line:?} {stderr}");
+            panic!("no address: {greeting:?} {stderr}");
         };
-        Self { child, address }
+        Self { child, address, greeting }
     }
 
     pub fn connect(&self) -> TcpStream {

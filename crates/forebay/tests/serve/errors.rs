@@ -25,6 +25,25 @@ fn parameters_are_refused_by_their_name() {
         (json!({"logit_bias": {"100000": 1}}), "logit_bias"),
         (json!({"top_logprobs": 2}), "top_logprobs"),
         (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs"),
+        (json!({"user": 1}), "user"),
+        (json!({"metadata": "m"}), "metadata"),
+        (json!({"prompt_cache_key": {}}), "prompt_cache_key"),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi", "x": 1}]}]}),
+            "messages[0].content[0].x",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": 1}]}]}),
+            "messages[0].content[0].cache_control",
+        ),
+        (
+            json!({"messages": [{"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "f"}}]}]}),
+            "messages[0].tool_calls[0].type",
+        ),
+        (
+            json!({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "x": 1}}]}]}),
+            "messages[0].tool_calls[0].function.x",
+        ),
         (json!({"stream": "yes"}), "stream"),
         (json!({"stream_options": {"x": 1}}), "stream_options.x"),
         (json!({"reasoning_effort": "some"}), "reasoning_effort"),
@@ -139,6 +158,22 @@ fn web_pages_are_let_in_by_name_only() {
     let reply = server.send("OPTIONS", "/v1/chat/completions", &preflight, None);
     assert_eq!(reply.status, 204);
     assert!(reply.header("access-control-allow-headers").is_some_and(|all| all.contains("authorization")));
+    // What clients for pages send, of which each version has more.
+    let wanted = "anthropic-dangerous-direct-browser-access,anthropic-new,authorization,content-type,openai-beta,\
+        x-api-key,x-stainless-helper-method,x-stainless-os,x-evil,x-stainless-(";
+    let preflight = [preflight[0], preflight[1], ("access-control-request-headers", wanted)];
+    let reply = server.send("OPTIONS", "/v1/messages", &preflight, None);
+    let allowed: Vec<&str> = reply.header("access-control-allow-headers").unwrap().split(", ").collect();
+    for name in wanted.split(',').take(8) {
+        assert!(allowed.contains(&name), "{name}: {allowed:?}");
+    }
+    assert!(!allowed.contains(&"x-evil") && !allowed.iter().any(|name| name.contains('(')), "{allowed:?}");
+    let exposed = good.header("access-control-expose-headers").unwrap();
+    for (name, _) in
+        good.headers.iter().filter(|(name, _)| name.starts_with("x-forebay") || name == "x-request-id")
+    {
+        assert!(exposed.contains(name.as_str()), "{name}: {exposed}");
+    }
     let rebound = server.send("GET", "/v1/models", &[("host", "evil.example")], None);
     assert_eq!((rebound.status, &rebound.json()["error"]["code"]), (403, &json!("host_not_allowed")));
 }
@@ -163,6 +198,57 @@ fn a_public_address_needs_a_key_or_a_word() {
     let taken = run(&["--port", &port]);
     assert_eq!(taken.status.code(), Some(1));
     assert!(String::from_utf8(taken.stderr).unwrap().contains("cannot listen on"));
+}
+
+#[test]
+fn a_key_from_the_environment_is_one_or_the_server_does_not_start() {
+    use std::ffi::OsStr;
+    #[cfg(unix)]
+    let odd: &OsStr = std::os::unix::ffi::OsStrExt::from_bytes(b"k\xff");
+    #[cfg(not(unix))]
+    let odd = OsStr::new("k\u{e9}");
+    for (key, want) in
+        [(OsStr::new(""), "is empty"), (OsStr::new("two words"), "holds no key"), (odd, "holds no key")]
+    {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.args(["serve", "--port", "0"]).env_remove("FOREBAY_CONFIG").env("FOREBAY_API_KEY", key);
+        let output = command.output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            output.status.code() == Some(2) && said.contains(&format!("FOREBAY_API_KEY {want}")),
+            "{key:?}: {said}"
+        );
+    }
+}
+
+#[test]
+fn what_clients_write_makes_no_lines_in_the_log() {
+    let mut server = Server::with(&["--log", "debug"]);
+    let name = "a\n2026-01-01T00:00:00Z  INFO forged\u{85}forged\u{2028}forged\u{1b}[2Jb";
+    let reply = server.post("/v1/chat/completions", &with(chat("Hi"), json!({name: 1})));
+    assert_eq!(reply.status, 400);
+    let said = server.said_until("served");
+    assert!(
+        said.contains("a\\n2026-01-01T00:00:00Z  INFO forged\\u{85}forged\\u{2028}forged\\u{1b}[2Jb"),
+        "{said}"
+    );
+    assert!(!said.contains(['\u{85}', '\u{2028}', '\u{1b}']), "{said}");
+}
+
+#[test]
+fn the_first_lines_say_where_everything_is() {
+    let server = Server::start();
+    let base = format!("http://{}", server.address);
+    let lines: Vec<&str> = server.greeting.lines().collect();
+    assert!(lines[0].starts_with(&format!("listening on {base} ")), "{lines:?}");
+    assert!(lines[1].contains("browser") && lines[1].contains(&format!("{base}/ ")), "{lines:?}");
+    assert!(lines[2].contains(&format!("{base}/v1 (OpenAI)")) && lines[2].contains("Anthropic"), "{lines:?}");
+    let page = server.send("GET", "/", &[("accept", "text/html")], None);
+    assert!(page.header("content-type").is_some_and(|kind| kind.starts_with("text/html")));
+    // Every address is no address.
+    let all = Server::with(&["--host", "0.0.0.0", "--allow-public"]);
+    let port = all.address.rsplit(':').next().unwrap();
+    assert!(all.greeting.contains(&format!("http://localhost:{port}/ ")), "{}", all.greeting);
 }
 
 #[test]

@@ -61,6 +61,15 @@ fn a_full_queue_says_when_to_come_back() {
     assert!(
         reply.header("retry-after").is_some_and(|after| after.parse::<u64>().is_ok_and(|after| after >= 1))
     );
+    // Nothing of what cannot be answered is read.
+    let mut large = server.connect();
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 9999999\r\n\r\n"
+    );
+    large.write_all(head.as_bytes()).unwrap();
+    let reply = read_reply(&mut BufReader::new(&large));
+    assert_eq!((reply.status, &reply.json()["error"]["code"]), (429, &json!("queue_full")));
+    assert!(reply.header("retry-after").is_some());
     // Who waits can go away too.
     drop(waiting);
     server.until("the second's end", |server| {
@@ -106,6 +115,41 @@ fn large_bodies_are_refused_before_they_are_read() {
     assert_eq!(read_reply(&mut BufReader::new(&connection)).status, 413);
     let body = with(chat("What is 2+2?"), json!({"user": "x".repeat(30_000)})).to_string();
     assert_eq!(server.send("POST", CHAT, &JSON, Some(body.as_bytes())).status, 200);
+    server.is_well();
+}
+
+#[test]
+fn all_bodies_together_have_a_limit() {
+    // There is room for four of the largest.
+    let server = Server::with(&["--max-body", "256KiB"]);
+    let len = 256 << 10;
+    let body = format!("{{\"prompt\": \"x\"{}}}", " ".repeat(len - 15));
+    assert_eq!(body.len(), len);
+    let whole = request("POST", "/tokenize", &JSON, Some(body.as_bytes()));
+    let (last, most) = whole.split_last().unwrap();
+    let mut all: Vec<_> = (0..8).map(|_| server.connect()).collect();
+    for connection in &mut all {
+        // Those that are refused need not be read to their end.
+        let _ = connection.write_all(most);
+    }
+    server
+        .until("the refusals", |server| server.metric("forebay_http_responses_total{status=\"4xx\"}") >= 4.0);
+    let mut statuses = Vec::new();
+    for mut connection in all {
+        let _ = connection.write_all(&[*last]);
+        let reply = read_reply(&mut BufReader::new(&connection));
+        if reply.status == 429 {
+            assert_eq!(reply.json()["error"]["code"], "bodies_full");
+            assert!(reply.header("retry-after").is_some());
+        }
+        statuses.push(reply.status);
+    }
+    statuses.sort_unstable();
+    assert_eq!(statuses, [200, 200, 200, 200, 429, 429, 429, 429]);
+    // The room is there again.
+    for _ in 0..5 {
+        assert_eq!(server.send("POST", "/tokenize", &JSON, Some(body.as_bytes())).status, 200);
+    }
     server.is_well();
 }
 

@@ -79,4 +79,10 @@ fn models_are_described_and_errors_are_a_line() {
     refused(with(chat("Hi"), json!({"options": {"mirostat": 1}})), 400, "mirostat");
     refused(with(chat("Hi"), json!({"options": {"num_ctx": 100_000}})), 400, "num_ctx");
     refused(with(chat("Hi"), json!({"think": "hard"})), 400, "think");
+    // Tools are checked as everywhere.
+    let tool = |name: &str| json!({"type": "function", "function": {"name": name}});
+    refused(with(chat("Hi"), json!({"tools": [tool("f"), tool("f")]})), 400, "two tools");
+    let many: Vec<Value> = (0..129).map(|at| tool(&format!("f{at}"))).collect();
+    refused(with(chat("Hi"), json!({"tools": many})), 400, "at most 128");
+    refused(with(chat("Hi"), json!({"keep_alive": []})), 400, "keep_alive");
 }

@@ -99,3 +99,23 @@ fn thoughts_formats_and_refusals() {
         server.post("/v1/responses", &with(ask(json!("Hi")), more)).refused(400, param);
     }
 }
+
+#[test]
+fn readers_of_lines_find_the_ends_of_events_only() {
+    let server = Server::start();
+    // What the response repeats of the request, in characters that some take for the end of a line.
+    let said = "a\u{2028}b\u{2029}c\u{85}d";
+    let body = json!({"model": MODEL, "input": "What is 2+2?", "instructions": said, "stream": true});
+    let reply = server.post("/v1/responses", &body);
+    assert!(!reply.text().contains(['\u{85}', '\u{2028}', '\u{2029}']));
+    let (name, last) = reply.events().pop().unwrap();
+    assert_eq!((name.as_str(), &last["response"]["instructions"]), ("response.completed", &json!(said)));
+    // So do lines of JSON, here of an answer that can only be that text.
+    let format = json!({"type": "string", "const": said});
+    let body = json!({"model": MODEL, "prompt": "Say it.", "format": format});
+    let reply = server.post("/api/generate", &body);
+    assert!(!reply.text().contains(['\u{85}', '\u{2028}', '\u{2029}']));
+    let lines = reply.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>();
+    let answer: String = lines.iter().filter_map(|line| line["response"].as_str()).collect();
+    assert_eq!(serde_json::from_str::<Value>(&answer).unwrap(), said);
+}

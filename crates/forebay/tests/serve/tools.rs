@@ -154,3 +154,20 @@ fn tools_that_make_no_sense_are_refused_by_name() {
     let talk = json!({"model": MODEL, "messages": [{"role": "user", "content": "Hi"}, message]});
     server.post("/v1/chat/completions", &talk).refused(400, "messages[1]");
 }
+
+#[test]
+fn a_stop_string_behind_a_call_does_not_hide_the_call() {
+    let server = Server::start();
+    // What ends an answer is banned, so that it goes on behind its call.
+    let bans: serde_json::Map<_, _> = (8160..8181).map(|id: u32| (id.to_string(), json!(-100))).collect();
+    let body = with(chat(QUESTION), json!({"tools": [weather()], "logit_bias": bans, "max_tokens": 80}));
+    let whole = server.post("/v1/chat/completions", &body).ok()["choices"][0].clone();
+    assert_eq!(whole["message"]["tool_calls"][0]["function"]["name"], "get_weather", "{whole}");
+    let behind = whole["message"]["content"].as_str().unwrap().trim();
+    let stop: String = behind.chars().take(4).collect();
+    let stopped = server.post("/v1/chat/completions", &with(body, json!({"stop": stop}))).ok();
+    let choice = &stopped["choices"][0];
+    assert_eq!(choice["finish_reason"], "tool_calls", "{stop:?}: {choice}");
+    assert_eq!(choice["message"]["tool_calls"][0]["function"]["name"], "get_weather");
+    assert!(!choice["message"]["content"].as_str().unwrap_or_default().contains(&stop), "{choice}");
+}

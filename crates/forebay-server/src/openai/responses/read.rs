@@ -64,7 +64,7 @@ impl Request {
         let all = all.into_iter().enumerate().map(tool).collect::<Result<_, _>>()?;
         let choice = tools::openai_choice(fields.value("tool_choice"))?;
         let parallel = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-        ask.tools = Tools::new(all, choice, parallel)?;
+        ask.tools = Tools::new(all, choice, parallel, &tools::OPENAI)?;
         let streams = fields.bool("stream")?.unwrap_or(false);
         labels(&mut fields)?;
         let stateless = "nothing is stored; send the whole conversation as input";
@@ -136,15 +136,16 @@ fn tool((at, value): (usize, Value)) -> Result<Tool, ApiError> {
     let (name, description) = (fields.required_string("name")?, fields.string("description")?);
     let (schema, strict) = (fields.value("parameters"), fields.bool("strict")?.unwrap_or(false));
     fields.finish()?;
-    Tool::new(&place, name, description, schema, strict)
+    Tool::new(&place, name, description, schema, strict, &tools::OPENAI)
 }
 
 /// Adds an item of the conversation: calls and thoughts join the assistant's message that they belong to.
 fn add_item(messages: &mut Vec<ChatMessage>, place: &str, item: Value) -> Result<(), ApiError> {
     let mut fields = Fields::of(place, item)?;
     let kind = fields.string("type")?;
-    fields.label("id");
-    fields.label("status");
+    // Names of ours, which come back.
+    fields.string("id")?;
+    fields.string("status")?;
     match kind.as_deref() {
         None | Some("message") => {
             let roles = [
@@ -184,11 +185,13 @@ fn add_item(messages: &mut Vec<ChatMessage>, place: &str, item: Value) -> Result
             messages.push(ChatMessage { tool_call_id: Some(id), ..ChatMessage::text(Role::Tool, text) });
         }
         Some("reasoning") => {
-            fields.label("summary");
-            fields.label("encrypted_content");
+            let summary = fields.value("summary");
+            let summary = summary.map(|parts| content(&format!("{place}.summary"), parts)).transpose()?;
+            fields.only("encrypted_content", &[json!("")], "thoughts are sent and taken as they are")?;
+            // What the thought was, or at least what it was about.
             let thought = match fields.value("content") {
                 Some(parts) => content(&format!("{place}.content"), parts)?,
-                None => String::new(),
+                None => summary.unwrap_or_default(),
             };
             let message = ChatMessage { content: None, ..ChatMessage::text(Role::Assistant, "") };
             messages.push(ChatMessage { reasoning_content: Some(thought), ..message });
@@ -230,8 +233,8 @@ fn content(place: &str, value: Value) -> Result<String, ApiError> {
             return Err(wrong(&format!("{place}.type"), "input_text or output_text", &kind.into()));
         }
         all += &part.required_string("text")?;
-        part.label("annotations");
-        part.label("logprobs");
+        part.only("annotations", &[json!([])], "the model reads text")?;
+        part.only("logprobs", &[json!([])], "the model reads text")?;
         part.finish()?;
     }
     Ok(all)
