@@ -24,6 +24,7 @@ pub mod cors;
 pub mod dashboard;
 pub mod error;
 pub mod fields;
+pub mod fleet;
 pub mod grammars;
 pub mod guard;
 pub mod health;
