@@ -5,13 +5,12 @@ mod wire;
 
 use std::sync::Arc;
 
-use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::ask::Prepared;
-use crate::body::JsonBody;
+use crate::body::ModelBody;
 use crate::error::ApiError;
 use crate::ids;
 use crate::openai::tokens::off_thread;
@@ -27,7 +26,7 @@ use wire::MessageWire;
 const SIGNATURE: &str = "forebay";
 
 /// Answers a conversation.
-pub async fn messages(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
+pub async fn messages(ModelBody(app, body): ModelBody) -> Result<Response, ApiError> {
     let request = Request::read(body, &app, true)?;
     let stop = request.ask.stop.clone();
     let running = run::start(&app, request.ask, request.streams).await?;
@@ -43,10 +42,7 @@ pub async fn messages(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> 
 }
 
 /// Counts the tokens of a conversation.
-pub async fn count_tokens(
-    State(app): State<Arc<App>>,
-    JsonBody(body): JsonBody,
-) -> Result<Response, ApiError> {
+pub async fn count_tokens(ModelBody(app, body): ModelBody) -> Result<Response, ApiError> {
     let request = Request::read(body, &app, false)?;
     let shared = Arc::clone(&app);
     let prepared = off_thread(move || Prepared::of(request.ask, &shared)).await?;

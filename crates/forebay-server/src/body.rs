@@ -33,6 +33,18 @@ impl FromRequest<Arc<App>> for JsonBody {
     }
 }
 
+/// The body of a request about a model: the server as it is for that model, and the body.
+pub struct ModelBody(pub Arc<App>, pub Map<String, Value>);
+
+impl FromRequest<Arc<App>> for ModelBody {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
+        let JsonBody(body) = JsonBody::from_request(request, app).await?;
+        Ok(Self(app.of(app.place_for(&body)), body))
+    }
+}
+
 /// The body of a request, whatever it is, with at most `most` bytes.
 pub async fn read(request: Request, app: &App, most: usize) -> Result<Bytes, ApiError> {
     let headers = request.headers();

@@ -11,9 +11,10 @@ use serde_json::{Map, Value, json};
 
 use crate::app::App;
 use crate::ask::{Ask, Input};
-use crate::body::JsonBody;
+use crate::body::ModelBody;
 use crate::error::{ApiError, Dialect};
 use crate::fields::{Fields, wrong};
+use crate::fleet::Standing;
 use crate::grammars::Format;
 use crate::ids;
 use crate::openai::chat;
@@ -31,7 +32,7 @@ enum Of {
 }
 
 /// Answers a conversation.
-pub async fn chat(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
+pub async fn chat(ModelBody(app, body): ModelBody) -> Result<Response, ApiError> {
     let mut fields = Fields::new(body);
     params::check_model(&mut fields, &app)?;
     let given = fields.list("messages")?.unwrap_or_default();
@@ -43,13 +44,13 @@ pub async fn chat(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Resu
     let streams = common(&mut fields, &mut ask, &app)?;
     fields.finish()?;
     if loads {
-        return Ok(loaded(&app, Of::Chat));
+        return loaded(&app, Of::Chat).await;
     }
     answer(&app, ask, streams, Of::Chat).await
 }
 
 /// Answers a prompt.
-pub async fn generate(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
+pub async fn generate(ModelBody(app, body): ModelBody) -> Result<Response, ApiError> {
     let mut fields = Fields::new(body);
     params::check_model(&mut fields, &app)?;
     let prompt = fields.string("prompt")?.unwrap_or_default();
@@ -73,7 +74,7 @@ pub async fn generate(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> 
     fields.only("context", &[json!([])], "send the conversation to /api/chat")?;
     fields.finish()?;
     if prompt.is_empty() {
-        return Ok(loaded(&app, Of::Generate));
+        return loaded(&app, Of::Generate).await;
     }
     answer(&app, ask, streams, Of::Generate).await
 }
@@ -126,7 +127,7 @@ fn common(fields: &mut Fields, ask: &mut Ask, app: &App) -> Result<bool, ApiErro
         }
         Some(other) => return Err(wrong("think", "true, false, low, medium or high", &other)),
     }
-    // The model stays as long as the server runs.
+    // How long a model stays is not up to one client.
     fields.label("keep_alive");
     options(Fields::within("options", fields.object("options")?.unwrap_or_default()), ask, app)?;
     Ok(fields.bool("stream")?.unwrap_or(true))
@@ -186,7 +187,8 @@ fn message((at, value): (usize, Value)) -> Result<ChatMessage, ApiError> {
 }
 
 /// The answer to those who only want the model to be there.
-fn loaded(app: &App, of: Of) -> Response {
+async fn loaded(app: &App, of: Of) -> Result<Response, ApiError> {
+    app.load().await?;
     let mut value = json!({"model": app.model.id, "created_at": now()});
     match of {
         Of::Chat => value["message"] = json!({"role": "assistant", "content": ""}),
@@ -194,7 +196,7 @@ fn loaded(app: &App, of: Of) -> Response {
     }
     value["done"] = true.into();
     value["done_reason"] = "load".into();
-    stream::json(&value, Vec::new())
+    Ok(stream::json(&value, Vec::new()))
 }
 
 /// The stream of lines.
@@ -288,16 +290,24 @@ impl Wire for Lines {
     }
 }
 
-/// The models: there is one.
+/// The models.
 pub async fn tags(State(app): State<Arc<App>>) -> Response {
-    stream::json(&json!({"models": [listed(&app)]}), Vec::new())
+    let models: Vec<Value> = app.all().map(|app| listed(&app)).collect();
+    stream::json(&json!({"models": models}), Vec::new())
 }
 
-/// The models that are loaded: the same one.
+/// The models that are loaded: one, or none.
 pub async fn running(State(app): State<Arc<App>>) -> Response {
-    let mut model = listed(&app);
-    model["context_length"] = app.model.context.into();
-    stream::json(&json!({"models": [model]}), Vec::new())
+    let models: Vec<Value> = match app.fleet.look().standing {
+        Standing::Resident(place) => {
+            let app = app.of(place);
+            let mut model = listed(&app);
+            model["context_length"] = app.model.context.into();
+            vec![model]
+        }
+        _ => Vec::new(),
+    };
+    stream::json(&json!({"models": models}), Vec::new())
 }
 
 /// The version.
@@ -306,7 +316,7 @@ pub async fn version() -> Response {
 }
 
 /// What is known of the model.
-pub async fn show(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
+pub async fn show(ModelBody(app, body): ModelBody) -> Result<Response, ApiError> {
     let mut fields = Fields::new(body);
     let name = match fields.string("model")? {
         Some(name) => name,

@@ -1,25 +1,29 @@
 //! A request under way: its jobs in the scheduler, and what they tell, as text.
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_core::CancelToken;
-use forebay_engine::scheduler::{Forecast, JobError, JobId};
-use forebay_engine::{Finish, Job, JobEvent, Outcome, Scheduler};
+use forebay_engine::scheduler::{Forecast, JobError, JobId, Refused};
+use forebay_engine::{Finish, Job, JobEvent, Outcome, Priority, Scheduler};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::app::{Answers, App};
 use crate::ask::{Ask, Prepared};
 use crate::error::ApiError;
+use crate::fleet::{Lease, Turn, Wait};
 use crate::metrics::Metrics;
 use crate::pipe::{Delta, Part, Pipe};
+use crate::resident::Resident;
 
 /// Pieces that may wait for a client that does not read; then its answer is given up.
 const MOST_UNREAD: usize = 8192;
 /// Between two words about the progress of a prompt.
 const PROGRESS: Duration = Duration::from_millis(200);
+/// A response begins when its model is in memory, or after this: what is wrong with the model by then has a status of its own.
+const AT_ONCE: Duration = Duration::from_secs(1);
 
 /// What is told of one answer.
 #[derive(Clone, Debug)]
@@ -98,13 +102,21 @@ pub struct Times {
     pub decode: Duration,
 }
 
+/// Where a request was handed over, once it was, and its jobs there.
+type Handed = Arc<OnceLock<(Scheduler, Vec<JobId>)>>;
+
+fn cancel(handed: &Handed) {
+    if let Some((scheduler, jobs)) = handed.get() {
+        jobs.iter().for_each(|job| scheduler.cancel(*job));
+    }
+}
+
 /// The answers to a request, as they come. Dropping it cancels what is not over.
 pub struct Running {
     pieces: UnboundedReceiver<(usize, Piece)>,
     unread: Arc<AtomicUsize>,
-    jobs: Vec<JobId>,
     cancel: CancelToken,
-    scheduler: Scheduler,
+    handed: Handed,
     left: usize,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
@@ -151,7 +163,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         if self.left > 0 {
             self.cancel.cancel();
-            self.jobs.iter().for_each(|job| self.scheduler.cancel(*job));
+            cancel(&self.handed);
         }
     }
 }
@@ -200,76 +212,172 @@ impl Whole {
     }
 }
 
-/// Prepares a request and hands it to the scheduler. `streams` says whether a client reads while it is answered.
+/// Prepares a request and hands it to the scheduler of its model, when that is in memory. `streams` says whether a client reads
+/// while it is answered.
 pub async fn start(app: &Arc<App>, ask: Ask, streams: bool) -> Result<Running, ApiError> {
+    let taken_on = Instant::now();
     let of_task = Arc::clone(app);
     let prepared =
         tokio::task::spawn_blocking(move || Prepared::of(ask, &of_task)).await.map_err(|error| {
             let message = format!("the request could not be prepared: {error}");
             ApiError::new(axum::http::StatusCode::INTERNAL_SERVER_ERROR, message)
         })??;
-    submit(app, prepared, streams)
+    let (tokens, context) = (prepared.ids.len(), app.model.context);
+    if tokens > context {
+        // No model is loaded in order to say that.
+        return Err(Refused::TooLong { tokens, context }.into());
+    }
+    let turn = app.fleet.ask(app.place, prepared.priority == Priority::Batch)?;
+    let (request, mut running) = request(app, prepared, streams, taken_on);
+    let (mut wait, ahead) = match turn {
+        Turn::Now(lease) => return Ok(running.begun(request.hand_over(lease)?)),
+        Turn::Later(wait, ahead) => (wait, ahead),
+    };
+    if let Ok(lease) = tokio::time::timeout(AT_ONCE, wait.turn()).await {
+        return Ok(running.begun(request.hand_over(lease?)?));
+    }
+    let forecast = Forecast { wait: app.fleet.until_loaded(app.place), ..Forecast::default() };
+    (running.ahead, running.forecast) = (ahead, forecast);
+    for choice in 0..running.choices {
+        request.tell(choice, Piece::Queued { ahead, forecast });
+    }
+    tokio::spawn(request.later(wait));
+    Ok(running)
 }
 
-fn submit(app: &Arc<App>, prepared: Prepared, streams: bool) -> Result<Running, ApiError> {
+/// A request on its way to a scheduler.
+struct Request {
+    app: Arc<App>,
+    prepared: Prepared,
+    streams: bool,
+    taken_on: Instant,
+    send: UnboundedSender<(usize, Piece)>,
+    unread: Arc<AtomicUsize>,
+    cancel: CancelToken,
+    handed: Handed,
+}
+
+fn request(app: &Arc<App>, prepared: Prepared, streams: bool, taken_on: Instant) -> (Request, Running) {
     let (send, pieces) = unbounded_channel();
-    let (prompt_tokens, choices) = (prepared.ids.len(), prepared.choices);
-    let cancel = CancelToken::new();
-    let forecast = app.scheduler.forecast(&prepared.ids);
-    let ahead = Arc::new(AtomicUsize::new(0));
-    let mut running = Running {
-        pieces,
+    let request = Request {
+        app: Arc::clone(app),
+        prepared,
+        streams,
+        taken_on,
+        send,
         unread: Arc::default(),
-        jobs: Vec::with_capacity(choices),
-        cancel: cancel.clone(),
-        scheduler: app.scheduler.clone(),
-        left: choices,
-        prompt_tokens,
-        choices,
-        forecast,
+        cancel: CancelToken::new(),
+        handed: Arc::default(),
+    };
+    let running = Running {
+        pieces,
+        unread: Arc::clone(&request.unread),
+        cancel: request.cancel.clone(),
+        handed: Arc::clone(&request.handed),
+        left: request.prepared.choices,
+        prompt_tokens: request.prepared.ids.len(),
+        choices: request.prepared.choices,
+        forecast: Forecast::default(),
         ahead: 0,
     };
-    for choice in 0..choices {
-        let mut sampling = prepared.sampling.clone();
-        sampling.seed = sampling.seed.wrapping_add(choice as u64);
-        let mut listener = Listener {
-            choice,
-            send: send.clone(),
-            unread: Arc::clone(&running.unread),
-            most_unread: if streams { MOST_UNREAD } else { usize::MAX },
-            pipe: prepared.pipe(app),
-            ids: Vec::new(),
-            remember: prepared.rendered.clone().map(|rendered| Remember {
-                answers: app.answers(),
-                tokenizer: Arc::clone(&app.model.tokenizer),
-                rendered,
-                prompt: prepared.ids.clone(),
-            }),
-            metrics: Arc::clone(&app.metrics),
-            taken_on: Instant::now(),
-            started: None,
-            told: None,
-            forecast,
-            reused: 0,
-            ahead: Arc::clone(&ahead),
-        };
-        let job = Job {
-            prompt: prepared.ids.clone(),
-            max_tokens: prepared.max_tokens,
-            sampling,
-            stops: app.model.stops.ids().to_vec(),
-            constraint: prepared.constraint(),
-            priority: prepared.priority,
-            cancel: cancel.clone(),
-            events: Box::new(move |event| listener.hear(event)),
-        };
-        // What was taken on already is cancelled with `running`.
-        running.jobs.push(app.scheduler.submit(job)?);
-        if choice == 0 {
-            running.ahead = ahead.load(Ordering::Relaxed);
-        }
+    (request, running)
+}
+
+impl Running {
+    /// With what was expected when it was handed over.
+    fn begun(mut self, (ahead, forecast): (usize, Forecast)) -> Self {
+        (self.ahead, self.forecast) = (ahead, forecast);
+        self
     }
-    Ok(running)
+}
+
+impl Request {
+    fn tell(&self, choice: usize, piece: Piece) {
+        self.unread.fetch_add(1, Ordering::Relaxed);
+        _ = self.send.send((choice, piece));
+    }
+
+    /// Waits for the turn and hands the request over, unless its client leaves.
+    async fn later(self, mut wait: Wait<Resident>) {
+        let lease = tokio::select! {
+            lease = wait.turn() => lease,
+            () = self.send.closed() => return,
+        };
+        let error = match lease {
+            Err(refusal) => refusal.into(),
+            Ok(lease) => match self.hand_over(lease) {
+                Ok(_) => {
+                    // Its client may have left before it could be seen where it is.
+                    if self.cancel.is_cancelled() {
+                        cancel(&self.handed);
+                    }
+                    return;
+                }
+                Err(error) => error,
+            },
+        };
+        self.tell(0, Piece::Failed(error));
+    }
+
+    /// Hands the request over: how many are ahead of it, and what is expected.
+    fn hand_over(&self, lease: Lease<Resident>) -> Result<(usize, Forecast), ApiError> {
+        let (prepared, model) = (&self.prepared, &self.app.model);
+        let scheduler = lease.scheduler.clone();
+        let forecast = scheduler.forecast(&prepared.ids);
+        let (lease, ahead) = (Arc::new(lease), Arc::new(AtomicUsize::new(0)));
+        let mut first = 0;
+        let mut jobs = Vec::with_capacity(prepared.choices);
+        for choice in 0..prepared.choices {
+            let mut sampling = prepared.sampling.clone();
+            sampling.seed = sampling.seed.wrapping_add(choice as u64);
+            let mut listener = Listener {
+                choice,
+                send: self.send.clone(),
+                unread: Arc::clone(&self.unread),
+                most_unread: if self.streams { MOST_UNREAD } else { usize::MAX },
+                pipe: prepared.pipe(&self.app),
+                ids: Vec::new(),
+                remember: prepared.rendered.clone().map(|rendered| Remember {
+                    answers: self.app.answers(),
+                    tokenizer: Arc::clone(&model.tokenizer),
+                    rendered,
+                    prompt: prepared.ids.clone(),
+                }),
+                metrics: Arc::clone(&self.app.metrics),
+                taken_on: self.taken_on,
+                started: None,
+                told: None,
+                forecast,
+                reused: 0,
+                ahead: Arc::clone(&ahead),
+                _lease: Arc::clone(&lease),
+            };
+            let job = Job {
+                prompt: prepared.ids.clone(),
+                max_tokens: prepared.max_tokens,
+                sampling,
+                stops: model.stops.ids().to_vec(),
+                constraint: prepared.constraint(),
+                priority: prepared.priority,
+                cancel: self.cancel.clone(),
+                events: Box::new(move |event| listener.hear(event)),
+            };
+            match scheduler.submit(job) {
+                Ok(job) => jobs.push(job),
+                Err(refused) => {
+                    // What was taken on already is not wanted alone.
+                    self.cancel.cancel();
+                    jobs.into_iter().for_each(|job| scheduler.cancel(job));
+                    return Err(refused.into());
+                }
+            }
+            if choice == 0 {
+                first = ahead.load(Ordering::Relaxed);
+            }
+        }
+        _ = self.handed.set((scheduler, jobs));
+        Ok((first, forecast))
+    }
 }
 
 /// Keeps the ids of an answer for prompts that hold it as text.
@@ -297,6 +405,8 @@ struct Listener {
     forecast: Forecast,
     reused: usize,
     ahead: Arc<AtomicUsize>,
+    /// Keeps the model in memory until the job is over.
+    _lease: Arc<Lease<Resident>>,
 }
 
 impl Listener {

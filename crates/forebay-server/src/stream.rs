@@ -73,6 +73,7 @@ pub fn response(app: &Arc<App>, mut running: Running, mut wire: impl Wire, kind:
     let (send, chunks) = mpsc::channel::<Bytes>(CHUNKS);
     let keep_alive = app.settings.keep_alive;
     let headers = forecast_headers(&running);
+    let (fleet, place) = (Arc::clone(&app.fleet), app.place);
     tokio::spawn(async move {
         let mut out = Out::default();
         wire.begin(&mut out);
@@ -86,7 +87,7 @@ pub fn response(app: &Arc<App>, mut running: Running, mut wire: impl Wire, kind:
                 // The client is gone: dropping `running` ends the work.
                 () = send.closed() => return,
                 () = tokio::time::sleep(keep_alive), if kind == Kind::Events => {
-                    out.raw(&alive(progress));
+                    out.raw(&alive(progress, fleet.loading(place)));
                     continue;
                 }
             };
@@ -128,10 +129,12 @@ pub fn growing(chunks: mpsc::Receiver<Bytes>, kind: Kind) -> Response {
     response
 }
 
-fn alive(progress: Option<(usize, usize)>) -> String {
-    match progress {
-        Some((done, total)) => format!(": prompt {done}/{total}\n\n"),
-        None => ": waiting\n\n".to_owned(),
+/// A sign of life: tokens of the prompt that are computed, or bytes of the model that are loaded.
+fn alive(prompt: Option<(usize, usize)>, load: Option<(u64, u64)>) -> String {
+    match (prompt, load) {
+        (Some((done, total)), _) => format!(": prompt {done}/{total}\n\n"),
+        (None, Some((done, total))) => format!(": loading {done}/{total}\n\n"),
+        (None, None) => ": waiting\n\n".to_owned(),
     }
 }
 

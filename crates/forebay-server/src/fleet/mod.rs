@@ -73,12 +73,15 @@ pub struct Fleet<S> {
     unload: Box<Unload<S>>,
 }
 
+/// Where somebody who waits hears of the end of that.
+type Told<S> = oneshot::Sender<Result<Lease<S>, Refusal>>;
+
 struct Inner<S> {
     line: Line,
     /// What is in memory, or was there last.
     last: Arc<S>,
     /// By their numbers: whether they are batch work, and where they are told.
-    waits: HashMap<u64, (bool, oneshot::Sender<Result<Lease<S>, Refusal>>)>,
+    waits: HashMap<u64, (bool, Told<S>)>,
 }
 
 /// How everything stands.
@@ -187,6 +190,13 @@ impl<S: Send + Sync + 'static> Fleet<S> {
         let resident = matches!(*found, Standing::Resident(_));
         drop(found);
         resident.then(|| Arc::clone(&self.lock().last))
+    }
+
+    /// Tells all who wait that their turn does not come.
+    pub fn abandon(&self) {
+        let waits = std::mem::take(&mut self.lock().waits);
+        // Not while the lock is held: who waits may have been given a model already.
+        drop(waits);
     }
 
     /// Does what is to be done, for ever.

@@ -148,7 +148,7 @@ async fn a_model_that_nobody_uses_leaves() {
 async fn the_end_waits_for_a_load_but_not_for_ever() {
     let (open, gate) = std::sync::mpsc::channel();
     let gate = Mutex::new(gate);
-    let (fleet, _) = fleet(None, move |_| Ok(gate.lock().unwrap().recv().unwrap()));
+    let (fleet, _) = fleet(None, move |_| gate.lock().unwrap().recv().unwrap());
     let [mut one, mut two] = [1, 2].map(|place| waits(&fleet, place));
     let loading = |standing: &Standing| matches!(standing, Standing::Loading(1, _));
     fleet.standing.subscribe().wait_for(loading).await.unwrap();
@@ -158,8 +158,22 @@ async fn the_end_waits_for_a_load_but_not_for_ever() {
     fleet.close();
     assert_eq!(two.turn().await.err(), Some(Refusal::Ending));
     assert_eq!(fleet.settled(Duration::from_millis(10)).await, None);
-    open.send(()).unwrap();
+    open.send(Ok(())).unwrap();
     assert_eq!(fleet.settled(Duration::from_secs(60)).await.as_deref(), Some(&1));
     assert_eq!(*one.turn().await.ok().unwrap(), 1);
     assert!(matches!(fleet.ask(1, false), Err(Refusal::Ending)));
+}
+
+#[tokio::test]
+async fn who_is_abandoned_is_told() {
+    let (open, gate) = std::sync::mpsc::channel();
+    let gate = Mutex::new(gate);
+    let (fleet, _) = fleet(None, move |_| gate.lock().unwrap().recv().unwrap());
+    let mut one = waits(&fleet, 1);
+    let loading = |standing: &Standing| matches!(standing, Standing::Loading(1, _));
+    fleet.standing.subscribe().wait_for(loading).await.unwrap();
+    fleet.close();
+    fleet.abandon();
+    assert_eq!(one.turn().await.err(), Some(Refusal::Ending));
+    open.send(Ok(())).unwrap();
 }

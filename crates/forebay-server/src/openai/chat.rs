@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::extract::State;
 use axum::response::Response;
 use forebay_text::ChatMessage;
 use serde_json::{Map, Value, json};
@@ -11,7 +10,7 @@ use super::once::Once;
 use super::{call, finish_reason, logprobs, usage};
 use crate::app::App;
 use crate::ask::{Ask, Input};
-use crate::body::JsonBody;
+use crate::body::ModelBody;
 use crate::error::{ApiError, Dialect};
 use crate::fields::Fields;
 use crate::ids;
@@ -114,7 +113,7 @@ fn check_fields(at: usize, message: &Value) -> Result<(), ApiError> {
 }
 
 /// Answers a conversation.
-pub async fn answer(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
+pub async fn answer(ModelBody(app, body): ModelBody) -> Result<Response, ApiError> {
     let request = Request::read(body, &app)?;
     if !request.streams {
         let Once { value, headers } = once(&app, request).await?;

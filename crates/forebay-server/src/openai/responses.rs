@@ -5,14 +5,13 @@ mod wire;
 
 use std::sync::Arc;
 
-use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::arguments;
 use super::once::Once;
 use crate::app::App;
-use crate::body::JsonBody;
+use crate::body::ModelBody;
 use crate::error::ApiError;
 use crate::ids;
 use crate::pipe::{Call, Part};
@@ -23,7 +22,7 @@ pub use read::Request;
 use wire::ResponseWire;
 
 /// Answers a conversation.
-pub async fn answer(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
+pub async fn answer(ModelBody(app, body): ModelBody) -> Result<Response, ApiError> {
     let request = Request::read(body, &app)?;
     if !request.streams {
         let Once { value, headers } = once(&app, request).await?;

@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use axum::extract::State;
 use axum::response::Response;
 use forebay_text::RenderOptions;
 use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::ask::encode_text;
-use crate::body::JsonBody;
+use crate::body::ModelBody;
 use crate::error::ApiError;
 use crate::fields::{Fields, wrong};
 use crate::openai::chat;
@@ -18,7 +17,7 @@ use crate::stream;
 use crate::tools;
 
 /// The tokens of a text or of a conversation.
-pub async fn tokenize(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
+pub async fn tokenize(ModelBody(app, body): ModelBody) -> Result<Response, ApiError> {
     let mut fields = Fields::new(body);
     if let Some(model) = fields.string("model")? {
         params::named_model(&model, &app)?;
@@ -57,7 +56,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> 
 }
 
 /// The text of tokens.
-pub async fn detokenize(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
+pub async fn detokenize(ModelBody(app, body): ModelBody) -> Result<Response, ApiError> {
     let mut fields = Fields::new(body);
     if let Some(model) = fields.string("model")? {
         params::named_model(&model, &app)?;
