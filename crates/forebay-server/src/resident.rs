@@ -9,8 +9,8 @@ use forebay_tiers::Counters;
 
 use crate::fleet::LoadProgress;
 
-/// What is to be done with an engine that is not needed any more, before it goes.
-pub type Afterwards = Box<dyn FnOnce(&mut Engine) + Send>;
+/// Lets an engine go that is not needed any more, and its memory with it.
+pub type Afterwards = Box<dyn FnOnce(Engine) + Send>;
 /// Opens the engine of a model. May be called again and again, never while another one is in memory.
 pub type Open = Box<dyn Fn(&LoadProgress) -> Result<Opened, String> + Send + Sync>;
 
@@ -18,7 +18,7 @@ pub type Open = Box<dyn Fn(&LoadProgress) -> Result<Opened, String> + Send + Syn
 pub struct Opened {
     /// The engine.
     pub engine: Engine,
-    /// What is to be done at its end.
+    /// How it is let go at its end.
     pub afterwards: Afterwards,
 }
 
@@ -59,13 +59,13 @@ impl Resident {
 
     /// Finishes what is under way, for as long as `patience`, and lets the engine go. False if it had failed.
     pub fn put_away(&self, patience: Duration) -> bool {
-        let Some(mut engine) = self.scheduler.drain(patience) else {
+        let Some(engine) = self.scheduler.drain(patience) else {
             // Gone already, or lost.
             return !matches!(self.scheduler.state().health, Health::Failed { .. });
         };
         let afterwards = self.afterwards.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(afterwards) = afterwards {
-            afterwards(&mut engine);
+            afterwards(engine);
         }
         true
     }

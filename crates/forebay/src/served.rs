@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use forebay_core::ByteSize;
-use forebay_engine::{EngineOptions, Inspection, Limits};
+use forebay_engine::{Engine, EngineOptions, Inspection, Limits};
 use forebay_server::fleet::LoadProgress;
 use forebay_server::{Model, Models, Opened, Served};
 use forebay_text::StopSet;
@@ -153,7 +153,12 @@ impl Source {
         let (mut engine, afterwards) = load::weights(&self.dir, found, self.options, &self.mirrors, tell)?;
         // What is new is written by the scheduler, when nobody waits.
         Keeper::begin(&self.dir, &mut engine, self.prefixes.as_deref(), self.limit);
-        Ok(Opened { engine, afterwards: Box::new(move |engine| afterwards.remember(engine)) })
+        let afterwards = move |mut engine: Engine| {
+            afterwards.remember(&mut engine);
+            drop(engine);
+            forebay_io::give_back_freed();
+        };
+        Ok(Opened { engine, afterwards: Box::new(afterwards) })
     }
 
     /// The model, which comes into memory with the context that clients were told, whatever memory is free by then.
