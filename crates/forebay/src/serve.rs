@@ -41,6 +41,9 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
         .map_err(|error| Failure::runtime(error.to_string()))?;
     let address = listener.local_addr().map_err(|error| Failure::runtime(error.to_string()))?;
     let wanted = served::wanted(args)?;
+    if wanted.len() > 1 || args.idle_unload.0.is_some() {
+        forebay_io::keep_little_freed();
+    }
     let jobs = jobs(args, &wanted[0].name)?;
     let local_names_only = !public && keys.are_none();
     let settings = Settings {

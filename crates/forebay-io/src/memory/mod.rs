@@ -111,10 +111,29 @@ impl MemoryInfo {
     }
 }
 
+/// Blocks of this size are mappings of their own, which end with them.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const OWN_MAPPING: libc::c_int = 4 << 20;
+/// What is free at the end of a heap, of which there may be one for each thread, at most.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const KEPT_FREE: libc::c_int = 1 << 20;
+
+/// Lets the allocator keep little of what is freed, where it would keep more and more: for programs that load large
+/// things again and again. To be called at the start. Does nothing where the system's allocator has no such call.
+pub fn keep_little_freed() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: it takes no pointers, may be called at any time from any thread, and changes how what comes is allocated.
+    unsafe {
+        // By themselves both grow with every large block that is freed, to 32 and 64 MiB for each heap.
+        libc::mallopt(libc::M_MMAP_THRESHOLD, OWN_MAPPING);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT_FREE);
+    }
+}
+
 /// Gives memory that was freed back to the system, which allocators keep for later. To be called when much was freed that
 /// is not soon wanted again: it takes milliseconds. Does nothing where the system's allocator has no such call.
 pub fn give_back_freed() {
-    // Large blocks that come and go let glibc keep larger and larger ones, in the middle of what is in use too.
+    // What is free in the middle of what is in use stays otherwise.
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: it takes no pointers, may be called at any time from any thread, and only touches what is free.
     unsafe {
