@@ -21,7 +21,7 @@ mod system;
 mod transfer;
 pub mod window;
 
-pub use memory::{MemoryInfo, Pressure, is_wsl};
+pub use memory::{MemoryInfo, Pressure, give_back_freed, is_wsl, keep_little_freed};
 pub use open::{Access, OpenError, Opened, Shard, open_files};
 pub use probe::Rates;
 #[cfg(target_os = "linux")]

@@ -28,7 +28,7 @@ const SIGNATURE: &str = "forebay";
 
 /// Answers a conversation.
 pub async fn messages(State(app): State<Arc<App>>, body: JsonBody) -> Result<Response, ApiError> {
-    let (mut request, share) = body.read(&app, |body, app| Request::read(body, app, true)).await?;
+    let (app, mut request, share) = body.read(&app, |body, app| Request::read(body, app, true)).await?;
     request.ask.share = share;
     let stop = request.ask.stop.clone();
     let running = run::start(&app, request.ask, request.streams).await?;
@@ -45,7 +45,7 @@ pub async fn messages(State(app): State<Arc<App>>, body: JsonBody) -> Result<Res
 
 /// Counts the tokens of a conversation.
 pub async fn count_tokens(State(app): State<Arc<App>>, body: JsonBody) -> Result<Response, ApiError> {
-    let (mut request, share) = body.read(&app, |body, app| Request::read(body, app, false)).await?;
+    let (app, mut request, share) = body.read(&app, |body, app| Request::read(body, app, false)).await?;
     request.ask.share = share;
     let shared = Arc::clone(&app);
     let prepared = off_thread(move || Prepared::of(request.ask, &shared)).await?;

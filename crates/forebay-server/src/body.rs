@@ -9,7 +9,6 @@ use axum::extract::{FromRequest, Request, State};
 use axum::http::{Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
-use forebay_engine::Priority;
 use http_body_util::BodyExt;
 use serde_json::{Map, Value};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -67,25 +66,31 @@ pub struct JsonBody {
 }
 
 impl JsonBody {
-    /// What `read` makes of it, which must be an object; and its share, to be kept until that is used up. Where it is
-    /// large, this is not done on the threads that serve sockets.
+    /// The server as it is for the model that the body names, what `read` makes of the body, which must be an object; and
+    /// its share, to be kept until that is used up. Where it is large, this is not done on the threads that serve sockets.
     pub async fn read<T: Send + 'static>(
         self,
         app: &Arc<App>,
         read: impl FnOnce(Map<String, Value>, &App) -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<(T, Share), ApiError> {
+    ) -> Result<(Arc<App>, T, Share), ApiError> {
         let Self { bytes, share } = self;
+        let read = move |bytes: &[u8], app: &App| -> Result<(Arc<App>, T), ApiError> {
+            let object = object(bytes)?;
+            let app = app.of(app.place_for(&object));
+            let made = read(object, &app)?;
+            Ok((app, made))
+        };
         if bytes.len() <= SMALL {
-            return Ok((read(object(&bytes)?, app)?, share));
+            let (app, made) = read(&bytes, app)?;
+            return Ok((app, made, share));
         }
         let turn = Arc::clone(&app.bodies.parsing).acquire_owned().await;
         let of_task = Arc::clone(app);
         let work = move || {
             // Held by the work itself, which goes on where the client goes away.
             let _turn = turn;
-            let object = object(&bytes)?;
-            drop(bytes);
-            Ok((read(object, &of_task)?, share))
+            let (app, made) = read(&bytes, &of_task)?;
+            Ok((app, made, share))
         };
         off_thread(work).await
     }
@@ -105,7 +110,7 @@ pub async fn room_in_queue(
     request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    app.scheduler.check_room(Priority::Interactive)?;
+    app.check_room()?;
     Ok(next.run(request).await)
 }
 

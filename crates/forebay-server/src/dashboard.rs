@@ -90,9 +90,10 @@ fn file(kind: &'static str, text: &'static str) -> Response {
 
 /// How everything stands.
 pub async fn state(State(app): State<Arc<App>>) -> Response {
-    let view = app.scheduler.look();
-    let mut value = feed::state(&app, &view);
-    value["map"] = feed::map(&app, &view);
+    let (app, resident, view) = app.seen();
+    let about = resident.scheduler.about();
+    let mut value = feed::state(&app, about, &view);
+    value["map"] = feed::map(about, &view);
     stream::json(&value, Vec::new())
 }
 
@@ -104,10 +105,12 @@ pub async fn events(State(app): State<Arc<App>>) -> Response {
         let mut told = [String::new(), String::new()];
         let mut last = Instant::now();
         while !app.ending.load(Ordering::Relaxed) {
-            let view = app.scheduler.look();
+            let submitted = app.state().totals.submitted;
+            let (shown, resident, view) = app.seen();
+            let about = resident.scheduler.about();
             let busy = !view.jobs.is_empty();
-            let now =
-                [feed::map(&app, &view), feed::state(&app, &view)].map(|value| stream::one_line(&value));
+            let now = [feed::map(about, &view), feed::state(&shown, about, &view)]
+                .map(|value| stream::one_line(&value));
             let mut text = String::new();
             for (name, (old, new)) in ["map", "state"].iter().zip(told.iter_mut().zip(now)) {
                 if *old != new {
@@ -130,7 +133,7 @@ pub async fn events(State(app): State<Arc<App>>) -> Response {
                     () = send.closed() => return,
                     () = tokio::time::sleep(BUSY) => {}
                 }
-                let came = app.scheduler.state().totals.submitted != view.state.totals.submitted;
+                let came = app.state().totals.submitted != submitted;
                 if came || Instant::now() >= quiet_until {
                     break;
                 }

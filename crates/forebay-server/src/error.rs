@@ -12,6 +12,8 @@ use forebay_text::StopStringError;
 use forebay_text::template::RenderError;
 use serde_json::{Value, json};
 
+use crate::fleet::Refusal;
+
 /// Whose shapes a route has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
@@ -169,6 +171,18 @@ impl From<Refused> for ApiError {
             Refused::Sampling(error) => error.into(),
             _ => Self::bad(message),
         }
+    }
+}
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> Self {
+        let message = refusal.to_string();
+        let (status, code, after) = match refusal {
+            Refusal::Failed { again, .. } => (StatusCode::SERVICE_UNAVAILABLE, "model_unavailable", again),
+            Refusal::Full { .. } => (StatusCode::TOO_MANY_REQUESTS, "queue_full", Duration::from_secs(10)),
+            Refusal::Ending => (StatusCode::SERVICE_UNAVAILABLE, "shutting_down", Duration::from_secs(10)),
+        };
+        Self { retry_after: Some(after), ..Self::new(status, message).code(code) }
     }
 }
 

@@ -11,12 +11,18 @@ use forebay_engine::scheduler::Health;
 use serde_json::json;
 
 use crate::app::App;
+use crate::fleet::Standing;
 use crate::stream;
 
 /// The process answers: restarting it would change nothing.
 pub async fn live(State(app): State<Arc<App>>) -> Response {
-    // An engine that failed does not come back by itself: then a restart helps.
-    match app.scheduler.state().health {
+    // An engine that failed does not come back by itself: then a restart helps. A model that could not be loaded is tried
+    // again when it is asked for.
+    let look = app.fleet.look();
+    match look.last.scheduler.state().health {
+        Health::Failed { .. } if !matches!(look.standing, Standing::Resident(_)) => {
+            stream::json(&json!({"status": "ok"}), Vec::new())
+        }
         Health::Failed { reason } => not_well(&json!({"status": "failed", "reason": reason})),
         Health::Ready | Health::Draining => stream::json(&json!({"status": "ok"}), Vec::new()),
     }
@@ -24,7 +30,8 @@ pub async fn live(State(app): State<Arc<App>>) -> Response {
 
 /// Whether requests are taken, and how many wait.
 pub async fn ready(State(app): State<Arc<App>>) -> Response {
-    let state = app.scheduler.state();
+    let state = app.state();
+    let look = app.fleet.look();
     let ending = app.ending.load(Ordering::Relaxed);
     let (status, reason) = match &state.health {
         Health::Ready if !ending => ("ok", None),
@@ -36,6 +43,9 @@ pub async fn ready(State(app): State<Arc<App>>) -> Response {
         "reason": reason,
         "model": app.model.id,
         "context": app.model.context,
+        "models": app.served_names(),
+        "resident": resident(&app, look.standing),
+        "state": standing(&app, look.standing),
         "running": state.running,
         "waiting": state.waiting,
         "waiting_batch": state.waiting_batch,
@@ -43,6 +53,24 @@ pub async fn ready(State(app): State<Arc<App>>) -> Response {
         "batches": app.jobs.as_ref().ok().map(|jobs| jobs.health()),
     });
     if status == "ok" { stream::json(&value, Vec::new()) } else { not_well(&value) }
+}
+
+fn resident(app: &App, standing: Standing) -> Option<String> {
+    match standing {
+        Standing::Resident(place) => Some(app.of(place).model.id.clone()),
+        _ => None,
+    }
+}
+
+/// What is in memory, in words.
+fn standing(app: &App, standing: Standing) -> String {
+    let name = |place| app.of(place).model.id.clone();
+    match standing {
+        Standing::Empty => "unloaded (idle)".to_owned(),
+        Standing::Loading(place, _) => format!("loading {}", name(place)),
+        Standing::Resident(place) => format!("loaded {}", name(place)),
+        Standing::Unloading(place) => format!("unloading {}", name(place)),
+    }
 }
 
 fn not_well(value: &serde_json::Value) -> Response {
@@ -53,7 +81,8 @@ fn not_well(value: &serde_json::Value) -> Response {
 
 /// What was counted, for Prometheus.
 pub async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let mut text = app.metrics.text(&app.scheduler.state(), &app.model.id);
+    let mut text = app.metrics.text(&app.state(), &app.model.id);
+    text += &crate::metrics::of_models(&app.served_names(), &app.fleet.look());
     if let Ok(jobs) = &app.jobs {
         text += &crate::metrics::of_batches(&jobs.counts());
     }

@@ -4,6 +4,7 @@
 //! In between, [`run`] hands it to the engine's scheduler as tokens and hears tokens; [`pipe`] makes text of them: think
 //! block, stop strings, tool calls.
 //!
+//! - Several models, one at a time in memory: [`app`], [`fleet`], [`resident`].
 //! - The way in: [`conn`] (sockets), [`tls`], [`guard`] (keys, pages, names), [`body`], [`fields`] and [`params`].
 //! - The interfaces: [`openai`], [`anthropic`], [`ollama`]; [`health`] for programs that watch, [`openapi`]
 //!   for those that ask what there is, [`dashboard`] for people.
@@ -24,6 +25,7 @@ pub mod cors;
 pub mod dashboard;
 pub mod error;
 pub mod fields;
+pub mod fleet;
 pub mod grammars;
 pub mod guard;
 pub mod health;
@@ -35,6 +37,7 @@ pub mod openai;
 pub mod openapi;
 pub mod params;
 pub mod pipe;
+pub mod resident;
 pub mod run;
 mod signals;
 pub mod stream;
@@ -43,20 +46,19 @@ pub mod tools;
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 use tokio::sync::watch;
 
-pub use app::{App, Model, Settings};
+pub use app::{App, Model, Models, Served, Settings};
 pub use auth::Keys;
 pub use cors::Origins;
 pub use jobs::Jobs;
+pub use resident::{Afterwards, Open, Opened};
 pub use tls::{Pem, Tls, TlsError};
-
-use forebay_engine::Engine;
 
 /// Threads that serve sockets: little is done there.
 const SOCKET_THREADS: usize = 2;
@@ -88,9 +90,9 @@ pub fn listen(address: SocketAddr) -> Result<TcpListener, ServeError> {
     Ok(listener)
 }
 
-/// Serves until the process is asked to end, finishes what is under way, and gives the engine back, if it still works.
-/// From then on, and also behind this, asking a second time ends the process at once.
-pub fn serve(app: App, listener: TcpListener) -> Result<Option<Engine>, ServeError> {
+/// Serves until the process is asked to end, finishes what is under way, and puts the engine away; false if that had
+/// failed. From then on, and also behind this, asking a second time ends the process at once.
+pub fn serve(app: App, listener: TcpListener) -> Result<bool, ServeError> {
     let asked = signals::watch()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(SOCKET_THREADS)
@@ -98,20 +100,21 @@ pub fn serve(app: App, listener: TcpListener) -> Result<Option<Engine>, ServeErr
         .enable_all()
         .build()?;
     let app = Arc::new(app);
-    let engine = runtime.block_on(until_the_end(Arc::clone(&app), listener, asked))?;
+    let well = runtime.block_on(until_the_end(app, listener, asked))?;
     // What still hangs on a socket has had its time.
     runtime.shutdown_timeout(Duration::from_secs(1));
-    Ok(engine)
+    Ok(well)
 }
 
 async fn until_the_end(
     app: Arc<App>,
     listener: TcpListener,
     mut asked: watch::Receiver<bool>,
-) -> Result<Option<Engine>, ServeError> {
+) -> Result<bool, ServeError> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let (end, ending) = watch::channel(false);
     let serving = tokio::spawn(conn::serve(Arc::clone(&app), router(Arc::clone(&app)), listener, ending));
+    let loading = tokio::spawn(Arc::clone(&app.fleet).run());
     if let Ok(jobs) = &app.jobs {
         jobs.start(&app);
     }
@@ -122,17 +125,29 @@ async fn until_the_end(
     if let Ok(jobs) = &app.jobs {
         jobs.stop();
     }
-    let (scheduler, patience) = (app.scheduler.clone(), app.settings.drain);
-    let drained = tokio::task::spawn_blocking(move || scheduler.drain(patience));
-    let engine = drained.await.unwrap_or_default();
+    app.fleet.close();
+    let well = put_away(&app, app.settings.drain).await;
+    // Who waits for a model that takes too long to come is told so.
+    app.fleet.abandon();
     if let Ok(jobs) = &app.jobs {
         jobs.finished().await;
     }
     if tokio::time::timeout(LAST_WORDS, serving).await.is_err() {
         tracing::warn!("clients that did not take what was sent are hung up on");
     }
+    loading.abort();
     renewed.inspect(tokio::task::JoinHandle::abort);
-    Ok(engine)
+    // An engine that is not there did not fail.
+    Ok(well.unwrap_or(true))
+}
+
+/// Finishes what is under way, for as long as `patience`, and lets the engine go: whether it had not failed. `None` if none is
+/// in memory.
+async fn put_away(app: &App, patience: Duration) -> Option<bool> {
+    let began = Instant::now();
+    let resident = app.fleet.settled(patience).await?;
+    let left = patience.saturating_sub(began.elapsed());
+    Some(tokio::task::spawn_blocking(move || resident.put_away(left)).await.unwrap_or(false))
 }
 
 /// All routes.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use forebay_engine::scheduler::{Health, SchedulerState};
 use forebay_tiers::counters::Counters;
 
+use crate::fleet::{Loads, Look, Standing};
 use crate::jobs::{Counts, Status};
 use crate::run::Reason;
 
@@ -204,6 +205,28 @@ impl Metrics {
         }
         page.0
     }
+}
+
+/// What is counted of models and their loads.
+pub fn of_models<S>(names: &[String], look: &Look<S>) -> String {
+    let mut page = Page(String::new());
+    let label = |place: usize| format!("model=\"{}\"", names[place].replace(['\\', '"', '\n'], "_"));
+    let all = |value: &dyn Fn(usize) -> f64| -> Vec<(String, f64)> {
+        (0..names.len()).map(|place| (label(place), value(place))).collect()
+    };
+    let resident = all(&|place| f64::from(u8::from(look.standing == Standing::Resident(place))));
+    page.gauge("forebay_model_resident", "1 while the model is in memory.", &resident);
+    let loads = |place: usize| &look.loads[place];
+    let done = all(&|place| loads(place).done as f64);
+    page.counter("forebay_model_loads_total", "Times that the model was loaded.", &done);
+    let failed = all(&|place| loads(place).failed as f64);
+    page.counter("forebay_model_load_failures_total", "Times that it could not be.", &failed);
+    let time = all(&|place| loads(place).time.as_secs_f64());
+    page.counter("forebay_model_load_seconds_total", "Time that all of that took.", &time);
+    let last = |(place, loads): (usize, &Loads)| Some((label(place), loads.last?.as_secs_f64()));
+    let last: Vec<_> = look.loads.iter().enumerate().filter_map(last).collect();
+    page.gauge("forebay_model_last_load_seconds", "What loading it took the last time.", &last);
+    page.0
 }
 
 /// What is counted of files and batches.

@@ -14,6 +14,7 @@ use crate::ask::{Ask, Input};
 use crate::body::{JsonBody, Share};
 use crate::error::{ApiError, Dialect};
 use crate::fields::{Fields, wrong};
+use crate::fleet::Standing;
 use crate::grammars::Format;
 use crate::ids;
 use crate::openai::chat;
@@ -32,13 +33,13 @@ enum Of {
 
 /// Answers a conversation.
 pub async fn chat(State(app): State<Arc<App>>, body: JsonBody) -> Result<Response, ApiError> {
-    let (request, share) = body.read(&app, Request::chat).await?;
+    let (app, request, share) = body.read(&app, Request::chat).await?;
     answer(&app, request, share, Of::Chat).await
 }
 
 /// Answers a prompt.
 pub async fn generate(State(app): State<Arc<App>>, body: JsonBody) -> Result<Response, ApiError> {
-    let (request, share) = body.read(&app, Request::generate).await?;
+    let (app, request, share) = body.read(&app, Request::generate).await?;
     answer(&app, request, share, Of::Generate).await
 }
 
@@ -100,7 +101,7 @@ impl Request {
 async fn answer(app: &Arc<App>, request: Request, share: Share, of: Of) -> Result<Response, ApiError> {
     let Request { ask, streams, loads } = request;
     if loads {
-        return Ok(loaded(app, of));
+        return loaded(app, of).await;
     }
     let began = Instant::now();
     let ask = Ask { share, ..ask };
@@ -150,7 +151,7 @@ fn common(fields: &mut Fields, ask: &mut Ask, app: &App) -> Result<bool, ApiErro
         }
         Some(other) => return Err(wrong("think", "true, false, low, medium or high", &other)),
     }
-    // The model stays as long as the server runs.
+    // How long a model stays is not up to one client.
     match fields.value("keep_alive") {
         None | Some(Value::String(_) | Value::Number(_)) => {}
         Some(other) => return Err(wrong("keep_alive", "a time, as text or in seconds", &other)),
@@ -213,7 +214,8 @@ fn message((at, value): (usize, Value)) -> Result<ChatMessage, ApiError> {
 }
 
 /// The answer to those who only want the model to be there.
-fn loaded(app: &App, of: Of) -> Response {
+async fn loaded(app: &App, of: Of) -> Result<Response, ApiError> {
+    app.load().await?;
     let mut value = json!({"model": app.model.id, "created_at": now()});
     match of {
         Of::Chat => value["message"] = json!({"role": "assistant", "content": ""}),
@@ -221,7 +223,7 @@ fn loaded(app: &App, of: Of) -> Response {
     }
     value["done"] = true.into();
     value["done_reason"] = "load".into();
-    stream::json(&value, Vec::new())
+    Ok(stream::json(&value, Vec::new()))
 }
 
 /// The stream of lines.
@@ -315,16 +317,24 @@ impl Wire for Lines {
     }
 }
 
-/// The models: there is one.
+/// The models.
 pub async fn tags(State(app): State<Arc<App>>) -> Response {
-    stream::json(&json!({"models": [listed(&app)]}), Vec::new())
+    let models: Vec<Value> = app.all().map(|app| listed(&app)).collect();
+    stream::json(&json!({"models": models}), Vec::new())
 }
 
-/// The models that are loaded: the same one.
+/// The models that are loaded: one, or none.
 pub async fn running(State(app): State<Arc<App>>) -> Response {
-    let mut model = listed(&app);
-    model["context_length"] = app.model.context.into();
-    stream::json(&json!({"models": [model]}), Vec::new())
+    let models: Vec<Value> = match app.fleet.look().standing {
+        Standing::Resident(place) => {
+            let app = app.of(place);
+            let mut model = listed(&app);
+            model["context_length"] = app.model.context.into();
+            vec![model]
+        }
+        _ => Vec::new(),
+    };
+    stream::json(&json!({"models": models}), Vec::new())
 }
 
 /// The version.
@@ -344,7 +354,7 @@ pub async fn show(State(app): State<Arc<App>>, body: JsonBody) -> Result<Respons
         fields.finish()?;
         params::named_model(&name, app)
     };
-    body.read(&app, read).await?;
+    let (app, ..) = body.read(&app, read).await?;
     let family = &app.model.family;
     let mut info = Map::new();
     info.insert("general.architecture".to_owned(), family.as_str().into());

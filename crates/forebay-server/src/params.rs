@@ -21,20 +21,20 @@ pub const EFFORTS: [(&str, ReasoningEffort); 6] = [
     ("xhigh", ReasoningEffort::Xhigh),
 ];
 
-/// An error unless `model` is the one that is served.
+/// An error unless `model` is the one that `app` is about.
 pub fn check_model(fields: &mut Fields, app: &App) -> Result<(), ApiError> {
     let model = fields.required_string("model")?;
     named_model(&model, app)
 }
 
-/// An error unless this is the model that is served.
+/// An error unless this is the model that `app` is about.
 pub fn named_model(model: &str, app: &App) -> Result<(), ApiError> {
-    // Ollama's clients add a tag to names without one.
-    if model == app.model.id || model.strip_suffix(":latest") == Some(&app.model.id) {
+    if app.place_of(model) == Some(app.place) {
         return Ok(());
     }
     let model = model.chars().take(80).collect::<String>();
-    let message = format!("the model {model:?} is not served here; use {:?}", app.model.id);
+    let names: Vec<String> = app.served_names().iter().map(|name| format!("{name:?}")).collect();
+    let message = format!("the model {model:?} is not served here; use {}", names.join(" or "));
     Err(ApiError {
         status: axum::http::StatusCode::NOT_FOUND,
         ..ApiError::param("model", message).code("model_not_found")

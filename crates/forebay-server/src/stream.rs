@@ -87,8 +87,10 @@ pub fn response(app: &Arc<App>, mut running: Running, wire: impl Wire, kind: Kin
     let (send, chunks) = mpsc::channel::<Bytes>(CHUNKS);
     let keep_alive = app.settings.keep_alive;
     let headers = forecast_headers(&running);
+    let (fleet, place) = (Arc::clone(&app.fleet), app.place);
     tokio::spawn(async move {
-        write(&mut running.pieces, wire, kind, keep_alive, send).await;
+        let loading = || fleet.loading(place);
+        write(&mut running.pieces, wire, kind, (keep_alive, &loading), send).await;
         // Where the client is gone, this ends the work.
         drop(running);
     });
@@ -97,12 +99,13 @@ pub fn response(app: &Arc<App>, mut running: Running, wire: impl Wire, kind: Kin
     response
 }
 
-/// Sends what is told of answers, until they are over or nobody takes it, and signs of life in between.
+/// Sends what is told of answers, until they are over or nobody takes it, and signs of life in between, which also say how
+/// much of the model is loaded.
 async fn write(
     pieces: &mut Pieces,
     mut wire: impl Wire,
     kind: Kind,
-    keep_alive: Duration,
+    (keep_alive, loading): (Duration, &(dyn Fn() -> Option<(u64, u64)> + Send + Sync)),
     send: mpsc::Sender<Bytes>,
 ) {
     let mut out = Out::default();
@@ -121,7 +124,7 @@ async fn write(
             next = pieces.next() => next,
             () = send.closed() => return,
             () = tokio::time::sleep_until(written + keep_alive), if kind == Kind::Events => {
-                out.raw(&alive(progress));
+                out.raw(&alive(progress, loading()));
                 continue;
             }
         };
@@ -159,10 +162,12 @@ pub fn growing(chunks: mpsc::Receiver<Bytes>, kind: Kind) -> Response {
     response
 }
 
-fn alive(progress: Option<(usize, usize)>) -> String {
-    match progress {
-        Some((done, total)) => format!(": prompt {done}/{total}\n\n"),
-        None => ": waiting\n\n".to_owned(),
+/// A sign of life: tokens of the prompt that are computed, or bytes of the model that are loaded.
+fn alive(prompt: Option<(usize, usize)>, load: Option<(u64, u64)>) -> String {
+    match (prompt, load) {
+        (Some((done, total)), _) => format!(": prompt {done}/{total}\n\n"),
+        (None, Some((done, total))) => format!(": loading {done}/{total}\n\n"),
+        (None, None) => ": waiting\n\n".to_owned(),
     }
 }
 
@@ -252,7 +257,7 @@ mod tests {
                 tell.send((0, Piece::Progress { done, total: 100, read: None, left: None })).unwrap();
             }
         });
-        let write = write(&mut pieces, Silent, kind, Duration::from_millis(300), send);
+        let write = write(&mut pieces, Silent, kind, (Duration::from_millis(300), &|| None), send);
         let read = async {
             let mut all = String::new();
             while let Some(chunk) = chunks.recv().await {

@@ -72,23 +72,31 @@ impl Loaded {
     ) -> Result<Self, Failure> {
         let started = Instant::now();
         let found = found.map_or_else(|| inspect_folder(&dir, &options), Ok)?;
-        let mut engine = open_found(found, options, &disk.mirror)?;
-        let usage = Usage::begin(&dir, &mut engine);
-        let learnt = Learnt::begin(&dir, &mut engine);
+        let (engine, Afterwards { usage, learnt }) = weights(&dir, found, options, &disk.mirror, &|_, _| ())?;
         let stops = StopSet::new(engine.stop_ids().iter().copied(), &text.tokenizer);
         let roots = roots(&dir, &disk.mirror);
         Ok(Self { dir, roots, engine, text, stops, load_time: started.elapsed(), usage, learnt })
-    }
-
-    /// Its engine, what it says about text, and what is to be done when the engine is not needed any more.
-    pub fn into_parts(self) -> (Engine, TextSide, StopSet, Afterwards) {
-        (self.engine, self.text, self.stops, Afterwards { usage: self.usage, learnt: self.learnt })
     }
 
     /// Remembers for later runs what this one used and found out.
     pub fn remember(&mut self) {
         Afterwards { usage: self.usage.take(), learnt: self.learnt.take() }.remember(&mut self.engine);
     }
+}
+
+/// Opens the weights of `dir`, whose headers were read with the same options, and tells the engine what earlier runs used
+/// and found out. `tell` hears how far it is: bytes done, and all.
+pub fn weights(
+    dir: &Path,
+    found: Inspection,
+    options: EngineOptions,
+    mirrors: &[PathBuf],
+    tell: &dyn Fn(u64, u64),
+) -> Result<(Engine, Afterwards), Failure> {
+    let mut engine = open_found(found, options, mirrors, tell)?;
+    let usage = Usage::begin(dir, &mut engine);
+    let learnt = Learnt::begin(dir, &mut engine);
+    Ok((engine, Afterwards { usage, learnt }))
 }
 
 /// What is left to do when an engine is not needed any more.
@@ -150,7 +158,7 @@ fn tune_for(found: &Inspection, options: &mut EngineOptions) -> Result<(), Failu
 /// Opens the weights of `dir`, showing progress, and says what a user should know about them. Experts are also
 /// read from the copies in `mirrors`.
 pub fn open_engine(dir: &Path, options: EngineOptions, mirrors: &[PathBuf]) -> Result<Engine, Failure> {
-    open_found(inspect_folder(dir, &options)?, options, mirrors)
+    open_found(inspect_folder(dir, &options)?, options, mirrors, &|_, _| ())
 }
 
 /// Checks a folder and plans a run of it, reading headers only.
@@ -159,7 +167,12 @@ pub fn inspect_folder(dir: &Path, options: &EngineOptions) -> Result<Inspection,
 }
 
 /// Opens a model whose headers were read with the same options.
-fn open_found(found: Inspection, mut options: EngineOptions, mirrors: &[PathBuf]) -> Result<Engine, Failure> {
+fn open_found(
+    found: Inspection,
+    mut options: EngineOptions,
+    mirrors: &[PathBuf],
+    tell: &dyn Fn(u64, u64),
+) -> Result<Engine, Failure> {
     if let Some(format) = options.quantise {
         if inspect::is_requantised(&found.snapshot, format) {
             console::note(&format!(
@@ -175,8 +188,10 @@ fn open_found(found: Inspection, mut options: EngineOptions, mirrors: &[PathBuf]
     }
     tune_for(&found, &mut options)?;
     let progress = Progress::start("loading the model", Unit::Bytes, 0);
-    let mut engine =
-        Engine::load(found.snapshot, mirrors, options, &mut |done, total| progress.update(done, total))?;
+    let mut engine = Engine::load(found.snapshot, mirrors, options, &mut |done, total| {
+        tell(done, total);
+        progress.update(done, total);
+    })?;
     drop(progress);
     for fact in engine.notes() {
         console::note(fact);

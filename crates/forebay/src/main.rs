@@ -42,6 +42,7 @@ mod report;
 mod run;
 mod score;
 mod serve;
+mod served;
 mod sessions;
 mod settings;
 mod structure;

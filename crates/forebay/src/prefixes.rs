@@ -8,7 +8,6 @@ use forebay_engine::{Engine, PrefixConfig};
 use crate::console;
 use crate::dirs;
 use crate::identity;
-use crate::load::Loaded;
 
 /// Where prefixes are kept unless a folder is named.
 pub fn usual_folder() -> Option<PathBuf> {
@@ -23,17 +22,17 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Goes on from what is in `folder` and keeps more of it there, up to `limit` bytes; nothing without a folder. What
+    /// Goes on from what is in `folder` about the model of `dir` and keeps more of it there, up to `limit` bytes; nothing without a folder. What
     /// is wrong with it is said and no reason not to answer.
-    pub fn begin(model: &mut Loaded, folder: Option<&Path>, limit: ByteSize) -> Self {
+    pub fn begin(dir: &Path, engine: &mut Engine, folder: Option<&Path>, limit: ByteSize) -> Self {
         let Some(folder) = folder else { return Self { keeps: false, said: false } };
         let config = PrefixConfig { dir: folder.to_owned(), limit: limit.0 };
-        let opened = identity::of_content(&model.dir, &model.engine)
+        let opened = identity::of_content(dir, engine)
             .map_err(|error| {
                 format!("prefixes are not kept: the model's files cannot be read again: {error}")
             })
             .and_then(|model_hash| {
-                model.engine.keep_prefixes(config, model_hash).map_err(|error| error.to_string())
+                engine.keep_prefixes(config, model_hash).map_err(|error| error.to_string())
             });
         if let Err(error) = &opened {
             console::note(error);

@@ -46,7 +46,12 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     if args.prefixes.prefix_store.is_none() && args.prefixes.prefix_store_size.is_some() {
         return Err(Failure::usage("--prefix-store-size needs --prefix-store: else nothing is kept"));
     }
-    let mut keeper = Keeper::begin(&mut model, args.prefixes.prefix_store.as_deref(), args.prefixes.limit());
+    let mut keeper = Keeper::begin(
+        &model.dir,
+        &mut model.engine,
+        args.prefixes.prefix_store.as_deref(),
+        args.prefixes.limit(),
+    );
     let reused = session.start_from(&mut model.engine, &ids)?.tokens;
     let max_tokens = args.answer.max_tokens as usize;
     let count = args.json || !(Screen::is_live() || args.answer.think);

@@ -1,4 +1,4 @@
-//! `forebay serve`: the model behind HTTP.
+//! `forebay serve`: models behind HTTP.
 
 use std::io;
 use std::net::SocketAddr;
@@ -6,22 +6,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_engine::{Limits, Scheduler};
+use forebay_engine::Limits;
 use forebay_server::jobs::{self, OpenError};
-use forebay_server::{App, Jobs, Keys, Model, Origins, Pem, Settings, Tls};
+use forebay_server::{App, Jobs, Keys, Origins, Pem, Settings, Tls};
 use tracing::level_filters::LevelFilter;
 
-use crate::args::{AnswerArgs, LogArg, LogFormatArg, ServeArgs, SwitchArg, key};
-use crate::console::{self, Output};
+use crate::args::{LogArg, LogFormatArg, ServeArgs, SwitchArg, key};
+use crate::console::Output;
 use crate::dirs;
 use crate::failure::{Exit, Failure};
-use crate::load::{Loaded, TextSide};
-use crate::prefixes::Keeper;
 use crate::prompt;
-use crate::settings::{self, ModelDefaults};
+use crate::served;
 
-/// The name of the bundled model.
-const BUNDLED: &str = "forebay-demo";
 /// Between two signs of life of a stream that has nothing to say.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
@@ -44,27 +40,11 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
     let listener = forebay_server::listen(SocketAddr::new(args.host, args.port))
         .map_err(|error| Failure::runtime(error.to_string()))?;
     let address = listener.local_addr().map_err(|error| Failure::runtime(error.to_string()))?;
-    let dir = settings::model_dir(args.engine.model.as_deref())?;
-    let id = served_name(args, &dir);
-    let jobs = jobs(args, &id)?;
-    let text = TextSide::read(&dir)?;
-    let sampling = ModelDefaults::read(&dir)?.sampling(&AnswerArgs::default());
-    let mut model = Loaded::open(dir, None, text, args.options(), &args.engine.disk)?;
-    // What is new is written by the scheduler, when nobody waits.
-    Keeper::begin(&mut model, args.prefixes.prefix_store.as_deref(), args.prefixes.limit());
-    let (engine, text, stops, afterwards) = model.into_parts();
-    let size = |path: &std::path::PathBuf| std::fs::metadata(path).map_or(0, |meta| meta.len());
-    let model = Model {
-        id,
-        tokenizer: text.tokenizer,
-        template: text.template,
-        stops,
-        sampling,
-        context: engine.plan().context,
-        family: engine.spec().family.clone(),
-        bytes: engine.weight_files().iter().map(size).sum(),
-        created: forebay_server::ids::now(),
-    };
+    let wanted = served::wanted(args)?;
+    if wanted.len() > 1 || args.idle_unload.0.is_some() {
+        forebay_io::keep_little_freed();
+    }
+    let jobs = jobs(args, &wanted[0].name)?;
     let local_names_only = !public && keys.are_none();
     let settings = Settings {
         keys,
@@ -85,31 +65,33 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
         ..Limits::default()
     };
     limits.running = args.parallel.map_or(limits.running, usize::from);
+    let models = served::models(args, wanted, limits)?;
     let scheme = if settings.tls.is_some() { "https" } else { "http" };
-    let (name, context) = (model.id.clone(), model.context);
-    let scheduler = Scheduler::start(engine, limits)
+    let named: Vec<String> = models
+        .served
+        .iter()
+        .map(|served| format!("model {}, context {}", served.model.id, served.model.context))
+        .collect();
+    let app = App::new(models, settings)
         .map_err(|error| Failure::runtime(format!("cannot start a thread for the engine: {error}")))?;
-    Output::new().write(&greeting(scheme, address, &name, context))?;
-    let engine = forebay_server::serve(App::new(model, scheduler, settings).with_jobs(jobs), listener)
+    Output::new().write(&greeting(scheme, address, &named.join("; ")))?;
+    let well = forebay_server::serve(app.with_jobs(jobs), listener)
         .map_err(|error| Failure::runtime(error.to_string()))?;
-    match engine {
-        Some(mut engine) => {
-            afterwards.remember(&mut engine);
-            Ok(())
-        }
-        None => Err(Failure::new(Exit::Runtime, "the engine had stopped after a fault; the log says which")),
+    match well {
+        true => Ok(()),
+        false => Err(Failure::new(Exit::Runtime, "the engine had stopped after a fault; the log says which")),
     }
 }
 
 /// The first lines: where everything is.
-fn greeting(scheme: &str, address: SocketAddr, name: &str, context: usize) -> String {
+fn greeting(scheme: &str, address: SocketAddr, models: &str) -> String {
     let base = match address.ip().is_unspecified() {
         // Every address of this machine, of which that one is no name.
         true => format!("{scheme}://localhost:{}", address.port()),
         false => format!("{scheme}://{address}"),
     };
     format!(
-        "listening on {scheme}://{address} (model {name}, context {context})\n\
+        "listening on {scheme}://{address} ({models})\n\
          in a browser: {base}/ (a chat, and what the engine does)\n\
          for programs: {base}/v1 (OpenAI), {base} (Anthropic, Ollama), {base}/openapi.json (everything)\n"
     )
@@ -183,19 +165,6 @@ fn jobs(args: &ServeArgs, id: &str) -> Result<Result<Jobs, String>, Failure> {
         Err(error @ OpenError::Busy(_)) => Err(Failure::usage(error.to_string())),
         Err(error) => Err(Failure::runtime(error.to_string())),
     }
-}
-
-fn served_name(args: &ServeArgs, dir: &Path) -> String {
-    let folder = || match settings::named_model(args.engine.model.as_deref()) {
-        None => BUNDLED.to_owned(),
-        Some(_) => {
-            // The folder may be given as a dot, or by a link.
-            let full = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
-            let name = full.file_name().map(|name| console::one_line(&name.to_string_lossy()));
-            name.unwrap_or_else(|| "model".to_owned())
-        }
-    };
-    args.served_name.clone().filter(|name| !name.is_empty()).unwrap_or_else(folder)
 }
 
 fn log(args: &ServeArgs) {

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use forebay_engine::scheduler::{Cell, EndedJob, Forecast, Health, JobState, SeenPass, View};
+use forebay_engine::scheduler::{About, Cell, EndedJob, Forecast, Health, JobState, SeenPass, View};
 use forebay_engine::{Bound, Consumer, Expectation, Finish, Outlook};
 use forebay_tiers::Counters;
 use serde_json::{Value, json};
@@ -11,8 +11,7 @@ use serde_json::{Value, json};
 use crate::app::App;
 
 /// Everything but the experts.
-pub fn state(app: &App, view: &View) -> Value {
-    let about = app.scheduler.about();
+pub fn state(app: &App, about: &About, view: &View) -> Value {
     let (model, totals) = (&app.model, &view.state.totals);
     let (health, reason) = match &view.state.health {
         Health::Ready => ("ready", None),
@@ -43,7 +42,7 @@ pub fn state(app: &App, view: &View) -> Value {
             "disk_bytes_per_second": about.rates.disk,
             "memory_bytes_per_second": about.rates.memory,
         },
-        "memory": memory(app, view),
+        "memory": memory(about, view),
         "experts": experts(&view.state.experts),
         "totals": {
             "submitted": totals.submitted,
@@ -74,14 +73,12 @@ pub fn state(app: &App, view: &View) -> Value {
 
 /// The experts: two hexadecimal digits each, one layer after the other. Of the byte, bit 7 says that it is in memory,
 /// bit 6 that the last pass used it, and the rest is how many bits the count of its uses has.
-pub fn map(app: &App, view: &View) -> Value {
-    let layers: Vec<Value> = app
-        .scheduler
-        .about()
+pub fn map(about: &About, view: &View) -> Value {
+    let layers: Vec<Value> = about
         .layers
         .iter()
         .map(|layer| {
-            let is_mtp = layer.layer as usize >= app.scheduler.about().decoder_layers;
+            let is_mtp = layer.layer as usize >= about.decoder_layers;
             json!({"layer": layer.layer, "experts": layer.experts, "slots": layer.slots, "mtp": is_mtp})
         })
         .collect();
@@ -104,8 +101,8 @@ fn millis(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e5).round() / 1e2
 }
 
-fn memory(app: &App, view: &View) -> Value {
-    let (about, plan) = (app.scheduler.about(), &app.scheduler.about().plan);
+fn memory(about: &About, view: &View) -> Value {
+    let plan = &about.plan;
     let lines: Vec<Value> = plan
         .lines()
         .iter()

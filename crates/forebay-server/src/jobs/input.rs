@@ -126,8 +126,11 @@ fn request(object: Map<String, Value>, endpoint: Endpoint) -> Result<Request, Ap
     Ok(Request { custom_id, body })
 }
 
-/// Looks through all lines: how many requests there are, or what is wrong with them.
-pub fn check<R: BufRead>(requests: Requests<R>) -> Result<u64, Vec<LineError>> {
+/// Looks through all lines, and shows what each asks for to `note`: how many requests there are, or what is wrong with them.
+pub fn check<R: BufRead>(
+    requests: Requests<R>,
+    mut note: impl FnMut(&Map<String, Value>),
+) -> Result<u64, Vec<LineError>> {
     let (mut names, mut count, mut errors) = (Done::default(), 0u64, Vec::new());
     let mut requests = requests;
     while let Some(next) = requests.next() {
@@ -150,7 +153,7 @@ pub fn check<R: BufRead>(requests: Requests<R>) -> Result<u64, Vec<LineError>> {
                     ),
                 )
             }),
-            Ok(_) => {}
+            Ok(request) => note(&request.body),
             Err(error) => {
                 let unreadable = error.line.is_none();
                 errors.push(error);
@@ -188,7 +191,7 @@ mod tests {
 
     fn faults(text: &str) -> Vec<(Option<u64>, String, Option<String>)> {
         let requests = Requests::new(text.as_bytes(), Endpoint::Chat, 300);
-        let errors = check(requests).err().unwrap_or_default();
+        let errors = check(requests, |_| ()).err().unwrap_or_default();
         errors.into_iter().map(|error| (error.line, error.code, error.param)).collect()
     }
 
@@ -247,7 +250,7 @@ mod tests {
     fn any_bytes_are_lines_or_faults() {
         use proptest::prelude::*;
         proptest!(|(bytes in proptest::collection::vec(any::<u8>(), 0..2000))| {
-            let _ = check(Requests::new(bytes.as_slice(), Endpoint::Completions, 64));
+            let _ = check(Requests::new(bytes.as_slice(), Endpoint::Completions, 64), |_| ());
         });
     }
 }

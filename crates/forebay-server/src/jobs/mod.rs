@@ -235,6 +235,7 @@ impl Jobs {
             "eta_seconds": if over { Some(0) } else { self.left(&record.id, now).map(|left| left.as_secs()) },
             "tokens_per_second": tokens_per_second,
             "model": record.model,
+            "models": record.needs(),
             "paused": trouble,
         });
         record.shown(extension)

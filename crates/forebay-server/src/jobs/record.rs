@@ -86,8 +86,11 @@ pub struct BatchRecord {
     pub completion_window: String,
     /// What the client wrote on it.
     pub metadata: Option<Map<String, Value>>,
-    /// The model that was served when it was made: no other one answers it.
+    /// The model that was the first of the server when it was made.
     pub model: String,
+    /// The models that its requests name, of those that were served when it was looked through: no others answer it.
+    #[serde(default)]
+    pub models: Vec<String>,
     /// Where it stands.
     pub status: Status,
     /// When it came into its states, in seconds since 1970.
@@ -128,6 +131,7 @@ impl BatchRecord {
             completion_window: "24h".to_owned(),
             metadata: None,
             model,
+            models: Vec::new(),
             status: Status::Validating,
             created_at: ids::now(),
             in_progress_at: None,
@@ -143,6 +147,11 @@ impl BatchRecord {
             failed: 0,
             errors: Vec::new(),
         }
+    }
+
+    /// The models that it takes to answer it.
+    pub fn needs(&self) -> &[String] {
+        if self.models.is_empty() { std::slice::from_ref(&self.model) } else { &self.models }
     }
 
     /// Brings it into a state, now.

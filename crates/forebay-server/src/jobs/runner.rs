@@ -47,14 +47,17 @@ async fn drive(app: &Arc<App>, jobs: &Jobs, batch: &Arc<Batch>) -> Option<()> {
     if record.status.is_final() {
         return None;
     }
-    if record.status != Status::Cancelling && record.model != app.model.id {
+    let missing = record.needs().iter().find(|model| app.place_of(model).is_none());
+    if record.status != Status::Cancelling
+        && let Some(model) = missing
+    {
         tracing::warn!(
-            batch = %record.id, model = %record.model,
+            batch = %record.id, %model,
             "a batch waits for another model; start a server with that one, or cancel the batch"
         );
         return None;
     }
-    if record.status == Status::Validating && !validate(jobs, batch).await? {
+    if record.status == Status::Validating && !validate(app, jobs, batch).await? {
         return None;
     }
     let (done, logs) = Logs::open(jobs, batch).await?;
@@ -66,12 +69,26 @@ async fn drive(app: &Arc<App>, jobs: &Jobs, batch: &Arc<Batch>) -> Option<()> {
 }
 
 /// Looks through the batch's file; false if nothing more is to be done.
-async fn validate(jobs: &Jobs, batch: &Arc<Batch>) -> Option<bool> {
+async fn validate(app: &Arc<App>, jobs: &Jobs, batch: &Arc<Batch>) -> Option<bool> {
     let record = batch.record();
     let (path, most, endpoint) =
         (jobs.files.data_path(&record.input_file_id), jobs.limits.line, record.endpoint);
+    let of_task = Arc::clone(app);
     let checked = tokio::task::spawn_blocking(move || match std::fs::File::open(path) {
-        Ok(file) => input::check(Requests::new(BufReader::new(file), endpoint, most)),
+        Ok(file) => {
+            let mut places = Vec::new();
+            let note = |body: &Map<String, Value>| {
+                let place = of_task.place_for(body);
+                if !places.contains(&place) {
+                    places.push(place);
+                }
+            };
+            let total = input::check(Requests::new(BufReader::new(file), endpoint, most), note)?;
+            Ok((
+                total,
+                places.into_iter().map(|place| of_task.of(place).model.id.clone()).collect::<Vec<_>>(),
+            ))
+        }
         Err(error) => Err(vec![gone(&error)]),
     });
     let checked = checked.await.ok()?;
@@ -81,8 +98,9 @@ async fn validate(jobs: &Jobs, batch: &Arc<Batch>) -> Option<bool> {
             // Whoever cancelled it meanwhile has been told so.
             if record.status == Status::Validating {
                 match &checked {
-                    Ok(total) => {
+                    Ok((total, models)) => {
                         record.total = *total;
+                        record.models.clone_from(models);
                         record.enter(Status::InProgress);
                     }
                     Err(errors) => {
@@ -146,7 +164,7 @@ async fn answer_all(
         () = raised(&batch.cancelled) => return Some(None),
         () = raised(&jobs.stop) => return None,
     };
-    let mut requests = read_ahead(jobs, batch, done);
+    let mut requests = read_ahead(app, jobs, batch, done);
     let (mut tasks, mut fault, mut all) = (JoinSet::new(), None, true);
     while all {
         let next = async {
@@ -186,27 +204,44 @@ async fn answer_all(
     Some(fault)
 }
 
-/// Reads requests that have no result, one ahead of those who run them.
-fn read_ahead(jobs: &Jobs, batch: &Batch, done: Done) -> mpsc::Receiver<Result<Request, LineError>> {
+/// Reads requests that have no result, one ahead of those who run them: model by model, so that each is loaded once.
+fn read_ahead(
+    app: &Arc<App>,
+    jobs: &Jobs,
+    batch: &Batch,
+    done: Done,
+) -> mpsc::Receiver<Result<Request, LineError>> {
     let record = batch.record();
     let (path, most, endpoint) =
         (jobs.files.data_path(&record.input_file_id), jobs.limits.line, record.endpoint);
     let (send, requests) = mpsc::channel(1);
+    let mut places: Vec<usize> = record.needs().iter().filter_map(|model| app.place_of(model)).collect();
+    let resident = app.fleet.look().last.place;
+    places.sort_by_key(|place| *place != resident);
+    let app = Arc::clone(app);
     tokio::task::spawn_blocking(move || {
-        let file = match std::fs::File::open(path) {
-            Ok(file) => file,
-            Err(error) => {
-                _ = send.blocking_send(Err(gone(&error)));
-                return;
-            }
-        };
-        for request in Requests::new(BufReader::new(file), endpoint, most) {
-            if request.as_ref().is_ok_and(|request| done.has(&request.custom_id)) {
-                continue;
-            }
-            // Nobody takes it any more: the batch is cancelled, or the server ends.
-            if send.blocking_send(request).is_err() {
-                return;
+        for &place in &places {
+            let file = match std::fs::File::open(&path) {
+                Ok(file) => file,
+                Err(error) => {
+                    _ = send.blocking_send(Err(gone(&error)));
+                    return;
+                }
+            };
+            for request in Requests::new(BufReader::new(file), endpoint, most) {
+                let later = |request: &Request| {
+                    // What names a model that was not served stands with the first ones, and is refused there.
+                    let own = app.place_for(&request.body);
+                    let turn = if places.contains(&own) { own } else { places[0] };
+                    turn != place || done.has(&request.custom_id)
+                };
+                if request.as_ref().is_ok_and(later) {
+                    continue;
+                }
+                // Nobody takes it any more: the batch is cancelled, or the server ends.
+                if send.blocking_send(request).is_err() {
+                    return;
+                }
             }
         }
     });
@@ -258,6 +293,16 @@ async fn result(
                 let pause = error.retry_after.unwrap_or(ASK_AGAIN).min(ASK_AGAIN);
                 tokio::select! {
                     () = tokio::time::sleep(pause) => {}
+                    () = raised(&batch.cancelled) => return None,
+                    () = raised(&jobs.stop) => return None,
+                }
+            }
+            // A model that could not be loaded is tried again after a while, when others may have left it room.
+            Err(error) if error.code == Some("model_unavailable") && tries < TRIES => {
+                tracing::warn!(batch = %batch.record().id, error = %error.message, "a model is not to be had; it is tried again");
+                tries += 1;
+                tokio::select! {
+                    () = tokio::time::sleep(error.retry_after.unwrap_or(ASK_AGAIN)) => {}
                     () = raised(&batch.cancelled) => return None,
                     () = raised(&jobs.stop) => return None,
                 }

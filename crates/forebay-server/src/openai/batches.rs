@@ -63,7 +63,7 @@ pub async fn create(State(app): State<Arc<App>>, body: JsonBody) -> Result<Respo
         fields.finish()?;
         Ok((endpoint, input, metadata))
     };
-    let ((endpoint, input, metadata), _) = body.read(&app, read).await?;
+    let (_, (endpoint, input, metadata), _) = body.read(&app, read).await?;
     match jobs.files.get(&input) {
         Some(file) if file.purpose == Purpose::Batch => {}
         Some(_) => {

@@ -150,7 +150,7 @@ fn unsupported(place: &str, name: &str) -> ApiError {
 
 /// Answers a conversation.
 pub async fn answer(State(app): State<Arc<App>>, body: JsonBody) -> Result<Response, ApiError> {
-    let (mut request, share) = body.read(&app, Request::read).await?;
+    let (app, mut request, share) = body.read(&app, Request::read).await?;
     request.ask.share = share;
     if !request.streams {
         let Once { value, headers } = once(&app, request).await?;

@@ -33,7 +33,7 @@ const MAX_NAME: usize = 255;
 
 /// Files and batches, or why there are none.
 pub fn jobs(app: &App) -> Result<&Jobs, ApiError> {
-    app.jobs.as_ref().map_err(|why| {
+    app.jobs.as_deref().map_err(|why| {
         let message = format!("files and batches are not available: {why}");
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).code("batches_unavailable")
     })

@@ -21,13 +21,15 @@ fn model(app: &App) -> Value {
     })
 }
 
-/// All models: there is one.
+/// All models.
 pub async fn list(State(app): State<Arc<App>>) -> Response {
-    stream::json(&json!({"object": "list", "data": [model(&app)]}), Vec::new())
+    let data: Vec<Value> = app.all().map(|app| model(&app)).collect();
+    stream::json(&json!({"object": "list", "data": data}), Vec::new())
 }
 
 /// One model.
 pub async fn one(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, ApiError> {
+    let app = app.of(app.place_of(&id).unwrap_or(0));
     params::named_model(&id, &app)?;
     Ok(stream::json(&model(&app), Vec::new()))
 }

@@ -57,6 +57,7 @@ pub async fn in_background(
     endpoint: Endpoint,
     body: Map<String, Value>,
 ) -> Result<Value, ApiError> {
+    let app = &app.of(app.place_for(&body));
     let once = match endpoint {
         Endpoint::Chat => {
             let mut request = chat::Request::read(body, app)?;

@@ -36,7 +36,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, body: JsonBody) -> Result<Res
         fields.finish()?;
         Ok((text, messages, tools, add))
     };
-    let ((text, messages, tools, add), share) = body.read(&app, read).await?;
+    let (app, (text, messages, tools, add), share) = body.read(&app, read).await?;
     let shared = Arc::clone(&app);
     let work = move || match (text, messages) {
         (Some(text), None) if add.is_none() && tools.is_empty() => encode_text(&text, &shared),
@@ -75,7 +75,7 @@ pub async fn detokenize(State(app): State<Arc<App>>, body: JsonBody) -> Result<R
         let ids = ids("tokens", &tokens, app)?;
         Ok(String::from_utf8_lossy(&app.model.tokenizer.decode_bytes(&ids)).into_owned())
     };
-    let (text, _) = body.read(&app, read).await?;
+    let (_, text, _) = body.read(&app, read).await?;
     Ok(stream::json(&json!({"prompt": text, "content": text}), Vec::new()))
 }
 

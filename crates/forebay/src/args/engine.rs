@@ -177,6 +177,16 @@ impl WayArgs {
 }
 
 impl DiskArgs {
+    /// `options` with these.
+    pub fn over(&self, options: EngineOptions) -> EngineOptions {
+        EngineOptions {
+            io: IoOptions { throttle: self.throttle_disk.map(|rate| rate.0), ..self.way.io() },
+            look_ahead: self.look_ahead(),
+            policy: self.policy(),
+            ..options
+        }
+    }
+
     fn look_ahead(&self) -> LookAhead {
         match self.look_ahead {
             LookAheadArg::Auto => LookAhead::Auto,
@@ -267,12 +277,7 @@ pub enum PolicyArg {
 impl EngineArgs {
     /// The same, as the engine takes it.
     pub fn options(&self) -> EngineOptions {
-        EngineOptions {
-            io: IoOptions { throttle: self.disk.throttle_disk.map(|rate| rate.0), ..self.disk.way.io() },
-            look_ahead: self.disk.look_ahead(),
-            policy: self.disk.policy(),
-            ..self.numbers.over(self.size.options())
-        }
+        self.disk.over(self.numbers.over(self.size.options()))
     }
 }
 

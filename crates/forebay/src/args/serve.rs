@@ -1,13 +1,16 @@
 //! Options of `forebay serve`.
 
+use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use forebay_core::ByteSize;
 use forebay_engine::EngineOptions;
 
-use super::{DraftArgs, EngineArgs, PrefixArgs, SwitchArg};
+use super::{DiskArgs, DraftArgs, NumberArgs, PrefixArgs, SizeArgs, SwitchArg};
 
 /// `forebay serve`.
 #[derive(Debug, Args)]
@@ -27,7 +30,7 @@ pub struct ServeArgs {
     /// The port to listen on; 0 takes a free one
     #[arg(long, value_name = "PORT", default_value_t = 8000, help_heading = "Server")]
     pub port: u16,
-    /// The name that clients use for the model [default: the folder's name; forebay-demo for the bundled one]
+    /// The name that clients use for the only model [default: the folder's name; forebay-demo for the bundled one]
     #[arg(long, value_name = "NAME", help_heading = "Server")]
     pub served_name: Option<String>,
     /// A key that clients must send; may be given several times. Other users of this machine can see it: better use
@@ -96,9 +99,23 @@ pub struct ServeArgs {
     /// Whether tokens are drafted.
     #[command(flatten)]
     pub draft: DraftArgs,
-    /// How to run the model.
+    /// A model folder, or NAME=DIR for one that clients call by another name than the folder's; may be given several
+    /// times: one model is in memory at a time, the first at the start, the others when they are asked for
+    /// [default: $FOREBAY_MODEL, else the bundled demonstration model]
+    #[arg(long, value_name = "DIR", value_parser = OsStringValueParser::new().map(ModelArg::read), help_heading = "Model and machine")]
+    pub model: Vec<ModelArg>,
+    /// Free the memory of a model that nobody has used for so long, such as 30m or 2h; the next request loads it again
+    #[arg(long, value_name = "TIME", default_value = "off", value_parser = idle_unload, help_heading = "Model and machine")]
+    pub idle_unload: IdleUnload,
+    /// How much memory a model takes.
     #[command(flatten)]
-    pub engine: EngineArgs,
+    pub size: SizeArgs,
+    /// How numbers are computed.
+    #[command(flatten)]
+    pub numbers: NumberArgs,
+    /// How experts are read.
+    #[command(flatten)]
+    pub disk: DiskArgs,
     /// Read what earlier runs used most into free memory while nobody asks
     #[arg(long, value_enum, default_value_t = SwitchArg::On, help_heading = "Disk")]
     pub warm_up: SwitchArg,
@@ -107,7 +124,47 @@ pub struct ServeArgs {
 impl ServeArgs {
     /// The options of the run.
     pub fn options(&self) -> EngineOptions {
-        EngineOptions { drafting: self.draft.draft, serving: true, ..self.engine.options() }
+        let options = self.disk.over(self.numbers.over(self.size.options()));
+        EngineOptions { drafting: self.draft.draft, serving: true, ..options }
+    }
+}
+
+/// `--model`: a folder, and the name that was given to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelArg {
+    /// The name, if there is one.
+    pub name: Option<String>,
+    /// The folder.
+    pub dir: PathBuf,
+}
+
+impl ModelArg {
+    /// A name has no slash, so that paths with an equals sign can be given: as `./a=b`.
+    fn read(text: OsString) -> Self {
+        let named = text.to_str().and_then(|text| text.split_once('='));
+        match named.filter(|(name, _)| !name.contains(['/', '\\'])) {
+            Some((name, dir)) => Self { name: Some(name.to_owned()), dir: dir.into() },
+            None => Self { name: None, dir: text.into() },
+        }
+    }
+}
+
+/// `--idle-unload`: how long, if at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IdleUnload(pub Option<Duration>);
+
+fn idle_unload(text: &str) -> Result<IdleUnload, String> {
+    if text == "off" {
+        return Ok(IdleUnload(None));
+    }
+    let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)];
+    let seconds = units.iter().find_map(|(unit, seconds)| {
+        let number: u32 = text.strip_suffix(unit)?.parse().ok()?;
+        Some(u64::from(number) * seconds)
+    });
+    match seconds {
+        Some(seconds @ 1..) => Ok(IdleUnload(Some(Duration::from_secs(seconds)))),
+        _ => Err("use off, or a time such as 90s, 30m, 2h or 1d".to_owned()),
     }
 }
 
@@ -139,4 +196,35 @@ pub enum LogFormatArg {
 pub fn key(text: &str) -> Result<String, String> {
     let good = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
     if good { Ok(text.to_owned()) } else { Err("use letters, digits and signs without spaces".to_owned()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_may_have_a_name() {
+        for (text, name, dir) in [
+            ("/models/a", None, "/models/a"),
+            ("night=/models/a=b", Some("night"), "/models/a=b"),
+            ("/models/a=b", None, "/models/a=b"),
+            ("./a=b", None, "./a=b"),
+            ("=x", Some(""), "x"),
+            ("x=", Some("x"), ""),
+        ] {
+            let want = ModelArg { name: name.map(str::to_owned), dir: dir.into() };
+            assert_eq!(ModelArg::read(text.into()), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn times_have_a_unit() {
+        for (text, seconds) in [("90s", 90), ("30m", 1800), ("2h", 7200), ("1d", 86_400)] {
+            assert_eq!(idle_unload(text), Ok(IdleUnload(Some(Duration::from_secs(seconds)))), "{text}");
+        }
+        assert_eq!(idle_unload("off"), Ok(IdleUnload(None)));
+        for text in ["", "10", "0s", "-1s", "1.5h", "s", "9999999999s", "1 h", "on", "1\u{e9}"] {
+            assert!(idle_unload(text).is_err(), "{text:?}");
+        }
+    }
 }

@@ -77,7 +77,7 @@ pub fn run(args: &ChatArgs) -> Result<(), Failure> {
             "--prefix-store-size needs --prefix-store or --session: else nothing is kept",
         ));
     }
-    let keeper = Keeper::begin(&mut model, folder.as_deref(), args.prefixes.limit());
+    let keeper = Keeper::begin(&model.dir, &mut model.engine, folder.as_deref(), args.prefixes.limit());
     let max_tokens = args.answer.max_tokens as usize;
     let totals = Totals::default();
     let limit = Limit::of_context(model.engine.plan().context, &model.text.tokenizer);

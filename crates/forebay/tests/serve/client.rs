@@ -128,6 +128,20 @@ impl Server {
         reply["choices"][0]["message"]["content"].as_str().expect("an answer").to_owned()
     }
 
+    /// The answer of one of several models.
+    #[track_caller]
+    pub fn ask_model(&self, model: &str) -> String {
+        let body = with(chat("What is 2+2?"), json!({"model": model}));
+        let reply = self.post("/v1/chat/completions", &body).ok();
+        reply["choices"][0]["message"]["content"].as_str().expect("an answer").to_owned()
+    }
+
+    /// The number of the process.
+    #[cfg(target_os = "linux")]
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// It still answers, and rightly.
     #[track_caller]
     pub fn is_well(&self) {

@@ -10,6 +10,7 @@ mod dashboard;
 mod end;
 mod errors;
 mod files;
+mod fleet;
 mod formats;
 mod hostile;
 mod limits;
