@@ -10,6 +10,7 @@
 pub mod gbnf;
 
 mod grammar;
+mod joined;
 mod matcher;
 mod schema;
 mod vocabulary;

@@ -4,7 +4,7 @@ use llguidance::api::TopLevelGrammar;
 use llguidance::{JsonCompileOptions, ParserFactory};
 use serde_json::{Map, Value};
 
-use crate::grammar;
+use crate::{grammar, joined};
 
 /// White space between the parts of a document. A run has an end, so that no model goes on with blanks for ever.
 const WHITE_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,64}";
@@ -12,8 +12,6 @@ const WHITE_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,64}";
 pub(crate) const MAX_PROPERTIES: usize = 1000;
 /// Most properties of all objects together.
 const ALL_PROPERTIES: usize = 2000;
-/// Most patterns that have to hold at once for one text: whether any text has them all takes a time that multiplies.
-const JOINED_PATTERNS: usize = 4;
 /// Most patterns of properties: each is compared with each.
 const ALL_PATTERNS: usize = 100;
 /// Largest least common multiple of all `multipleOf`, decimal point and final zeros left out: so many remainders have
@@ -39,6 +37,9 @@ pub(crate) fn compile(factory: &ParserFactory, schema: &Value) -> Result<llguida
     }
     if let Some(fault) = survey(schema) {
         return Err(fault);
+    }
+    if let Some((path, reason)) = joined::fault(schema) {
+        return Err(SchemaFault { path, reason });
     }
     alone(factory, schema).map_err(|reason| {
         let mut search = Search { factory, root: schema, reference: is_reference(&reason), tries: 0 };
@@ -139,7 +140,7 @@ fn parts(schema: &Value) -> Vec<(String, &Value)> {
 }
 
 /// A name as a step of a JSON pointer.
-fn step(name: &str) -> String {
+pub(crate) fn step(name: &str) -> String {
     name.replace('~', "~0").replace('/', "~1")
 }
 
@@ -183,10 +184,6 @@ impl Sizes {
             let others = self.multiple / common_divisor(self.multiple, digits);
             self.multiple = others.saturating_mul(digits);
         }
-        let joined = together(schema);
-        if joined > JOINED_PATTERNS {
-            return Some(format!("{joined} patterns have to hold at once; use at most {JOINED_PATTERNS}"));
-        }
         if count > MAX_PROPERTIES {
             Some(format!("there are {count} properties; use at most {MAX_PROPERTIES}"))
         } else if self.properties > ALL_PROPERTIES {
@@ -201,13 +198,6 @@ impl Sizes {
             None
         }
     }
-}
-
-/// Patterns that have to hold at once: of a schema and of what its `allOf` adds to it.
-fn together(schema: &Value) -> usize {
-    let own = usize::from(schema.get("pattern").is_some());
-    let parts = schema.get("allOf").and_then(Value::as_array).into_iter().flatten();
-    own + parts.map(together).sum::<usize>()
 }
 
 /// The digits of a number without sign, point, exponent and the zeros at either end; at least 1.

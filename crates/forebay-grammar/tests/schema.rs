@@ -176,6 +176,47 @@ fn what_takes_too_much_is_refused() {
     survives("counted", Grammar::json_schema("{\"maxItems\":100000000,\"minItems\":99999999}"));
 }
 
+/// Whether one text has many patterns takes a time that doubles with each, however they come together.
+#[test]
+fn patterns_that_hold_at_once_are_counted() {
+    let pattern = |at: usize| format!(r#"{{"type":"string","pattern":"^(a|b)*a(a|b){{{at}}}$"}}"#);
+    let all = |count: usize, part: &dyn Fn(usize) -> String| {
+        let parts: Vec<String> = (0..count).map(part).collect();
+        format!(r#""allOf":[{}]"#, parts.join(","))
+    };
+    let definitions: Vec<String> = (0..30).map(|at| format!(r#""p{at}":{}"#, pattern(at))).collect();
+    let definitions = format!(r#""$defs":{{{}}}"#, definitions.join(","));
+    let reference = |at: usize| format!(r##"{{"$ref":"#/$defs/p{at}"}}"##);
+    let property = |at: usize| format!(r#"{{"type":"object","properties":{{"x":{}}}}}"#, pattern(at));
+    let others = |at: usize| format!(r#"{{"type":"object","additionalProperties":{}}}"#, pattern(at));
+    let item = |at: usize| format!(r#"{{"type":"array","items":{}}}"#, pattern(at));
+    let anchor = |at: usize| format!(r##"{{"$ref":"#a{at}"}}"##);
+    for (text, path) in [
+        (format!("{{{}}}", all(30, &pattern)), "#"),
+        (format!("{{{definitions},{}}}", all(30, &reference)), "#"),
+        (format!("{{{}}}", all(30, &anchor)), "#"),
+        (format!("{{{}}}", all(30, &property)), "#/allOf/0/properties/x"),
+        (format!("{{{}}}", all(30, &others)), "#/allOf/0/additionalProperties"),
+        (format!("{{{}}}", all(30, &item)), "#/allOf/0/items"),
+        (format!(r#"{{"$defs":{{"a":{{{}}}}}}}"#, all(30, &pattern)), "#/$defs/a"),
+        (format!(r#"{{"anyOf":[{{"type":"null"}},{{{}}}]}}"#, all(30, &pattern)), "#"),
+    ] {
+        assert_eq!(fault(&text), path, "{text}");
+    }
+    let few = schema(r#"{"allOf":[{"type":"string","pattern":"^a"},{"pattern":"b$"}],"maxLength":5}"#);
+    assert!(accepts(&few, "\"ab\"") && !accepts(&few, "\"ba\""));
+    // As many as one likes of which only one holds.
+    let one: Vec<String> = (0..30).map(|at| format!(r#"{{"type":"string","pattern":"^{at}x+$"}}"#)).collect();
+    let one = schema(&format!(r#"{{"anyOf":[{}]}}"#, one.join(",")));
+    assert!(accepts(&one, "\"7xx\"") && !accepts(&one, "\"x\""));
+    // Two to the twentieth combinations.
+    let pairs = |at: usize| {
+        let choice = |n: usize| format!(r#"{{"properties":{{"p{at}":{{"const":{n}}}}}}}"#);
+        format!(r#"{{"anyOf":[{},{}]}}"#, choice(1), choice(2))
+    };
+    assert_eq!(fault(&format!("{{{}}}", all(20, &pairs))), "#");
+}
+
 #[test]
 fn regular_expressions() {
     let grammar = |text: &str| matcher(&Grammar::regex(text).unwrap());
