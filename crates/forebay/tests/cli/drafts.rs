@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::PathBuf;
 
+use serde_json::Value;
+
 use crate::support::{Done, command, forebay, smallest_memory};
 
 /// A run with a cache folder of its own, where the bundled model has to be unpacked first.
@@ -82,14 +84,23 @@ fn without_room_for_the_mtp_layer_drafts_come_from_the_text() {
 fn what_was_said_before_is_looked_up() {
     let text = "The water runs down to the turbine, and the turbine turns. ".repeat(6);
     let args = ["run", "--json", "--no-template", "--context", "512", "--max-tokens", "120", &text];
-    let cache = tempfile::tempdir().unwrap();
     let of = |draft: &str| {
+        let cache = tempfile::tempdir().unwrap();
         let args = [&args[..], &["--draft", draft]].concat();
         Done::of(command(&args).env("FOREBAY_CACHE", cache.path()).output().unwrap()).ok().json()
     };
-    let (plain, auto) = (of("off"), of("auto"));
-    assert_eq!(auto["token_ids"], plain["token_ids"]);
+    let plain = of("off");
+    // Whether drafts pay is measured, and on a busy machine one slow pass can speak against them.
+    let looked_up = |auto: &Value| auto["timings"]["drafts"]["looked_up"].as_u64() > Some(0);
+    let mut auto = of("auto");
+    for _ in 0..4 {
+        assert_eq!(auto["token_ids"], plain["token_ids"]);
+        if looked_up(&auto) {
+            break;
+        }
+        auto = of("auto");
+    }
     let drafts = &auto["timings"]["drafts"];
-    assert!(drafts["looked_up"].as_u64() > Some(0), "{drafts}");
+    assert!(looked_up(&auto), "{drafts}");
     assert!(drafts["looked_up_accepted"].as_u64() <= drafts["looked_up"].as_u64());
 }
