@@ -1,5 +1,6 @@
 //! One sequence: its KV cache, what is in it, and the loop that extends it.
 
+mod answer;
 mod drafts;
 mod forced;
 mod prefixes;
@@ -12,8 +13,8 @@ use forebay_model::workspace::LOGIT_ROWS;
 use forebay_model::{ForwardError, KvCache, Part, Phase, Trace, Watch, forward, logits};
 use forebay_tiers::Counters;
 
+use crate::choose::Chooser;
 pub use crate::choose::Token;
-use crate::choose::{Choice, Chooser};
 use crate::draft::{DraftStats, Foretold};
 use crate::engine::Engine;
 use crate::sample::{SampleError, Sampling, argmax, log_probability};
@@ -347,41 +348,6 @@ impl Session {
             }
             chosen = verified.chosen;
         }
-    }
-
-    /// Goes on with what was chosen behind the last row that was kept, and tells it: the token to run next, or why the
-    /// answer is over.
-    pub(crate) fn go_on(
-        &mut self,
-        chosen: Option<Choice>,
-        chooser: &mut Chooser<'_>,
-        stats: &mut Stats,
-        max_tokens: usize,
-        began: Instant,
-        tell: &mut dyn FnMut(Token) -> ControlFlow<()>,
-    ) -> Result<ControlFlow<Finish, u32>, GenerateError> {
-        if let Some(chosen) = chosen.filter(|_| stats.new_tokens < max_tokens) {
-            let next = match chosen {
-                Choice::Token(next) => next,
-                Choice::End(_) => return Ok(ControlFlow::Break(Finish::Stop)),
-            };
-            let id = next.id;
-            self.pending = Some(id);
-            stats.new_tokens += 1;
-            stats.first_token.get_or_insert_with(|| began.elapsed());
-            if tell(next).is_break() {
-                return Ok(ControlFlow::Break(Finish::Ended));
-            }
-            if stats.new_tokens < max_tokens {
-                if self.kv.len() == self.kv.capacity() {
-                    return Ok(ControlFlow::Break(Finish::Context));
-                }
-                return Ok(ControlFlow::Continue(id));
-            }
-        }
-        // An answer that is complete with its last token was not cut.
-        let complete = chooser.is_complete()?;
-        Ok(ControlFlow::Break(if complete { Finish::Stop } else { Finish::Length }))
     }
 
     /// Runs `prompt` in chunks of the planned size.

@@ -1,12 +1,11 @@
 //! The body of a request, read within limits.
 
 use std::sync::Arc;
-
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{FromRequest, Request, State};
-use axum::http::{Method, StatusCode, header};
+use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use http_body_util::BodyExt;
@@ -127,10 +126,7 @@ impl FromRequest<Arc<App>> for JsonBody {
 async fn read(request: Request, app: &App) -> Result<JsonBody, ApiError> {
     let most = app.settings.max_body;
     let headers = request.headers();
-    if let Some(coding) = headers.get(header::CONTENT_ENCODING).filter(|coding| *coding != "identity") {
-        let message = format!("bodies encoded as {coding:?} are not read; send it plain");
-        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message).code("unsupported_encoding"));
-    }
+    check_plain(headers)?;
     let sized =
         headers.contains_key(header::CONTENT_LENGTH) || headers.contains_key(header::TRANSFER_ENCODING);
     if !sized && request.method() == Method::POST {
@@ -142,8 +138,7 @@ async fn read(request: Request, app: &App) -> Result<JsonBody, ApiError> {
             format!("the body is larger than {most} bytes; send less, or start with a larger limit");
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message).code("request_too_large")
     };
-    let length =
-        headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    let length = told_length(headers);
     if length.is_some_and(|length| length > most as u64) {
         return Err(too_large());
     }
@@ -181,6 +176,22 @@ async fn read(request: Request, app: &App) -> Result<JsonBody, ApiError> {
             Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, message).code("timeout"))
         }
     }
+}
+
+/// An error if a body is compressed.
+pub fn check_plain(headers: &HeaderMap) -> Result<(), ApiError> {
+    match headers.get(header::CONTENT_ENCODING).filter(|coding| *coding != "identity") {
+        Some(coding) => {
+            let message = format!("bodies encoded as {coding:?} are not read; send it plain");
+            Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message).code("unsupported_encoding"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The length that a body is said to have.
+pub fn told_length(headers: &HeaderMap) -> Option<u64> {
+    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
 /// An error unless the body says that it is JSON. Ollama's clients may leave that out.

@@ -78,7 +78,7 @@ impl Resident {
     /// How it stands. Numbers that only grow count those who were in memory before too.
     pub fn state(&self) -> SchedulerState {
         let mut state = self.scheduler.state();
-        join_totals(&mut state.totals, &self.before.totals);
+        state.totals.join(&self.before.totals);
         join_experts(&mut state.experts, &self.before.experts);
         state
     }
@@ -87,43 +87,6 @@ impl Resident {
     pub fn look(&self) -> View {
         self.scheduler.look()
     }
-}
-
-fn join_totals(all: &mut Totals, more: &Totals) {
-    let Totals {
-        submitted,
-        refused,
-        completed,
-        cancelled,
-        failed,
-        prompt_tokens,
-        reused_tokens,
-        rerun_tokens,
-        new_tokens,
-        passes,
-        rows,
-        shares,
-        prefill,
-        decode,
-        waited,
-        drafts,
-    } = more;
-    all.submitted += submitted;
-    all.refused += refused;
-    all.completed += completed;
-    all.cancelled += cancelled;
-    all.failed += failed;
-    all.prompt_tokens += prompt_tokens;
-    all.reused_tokens += reused_tokens;
-    all.rerun_tokens += rerun_tokens;
-    all.new_tokens += new_tokens;
-    all.passes += passes;
-    all.rows += rows;
-    all.shares += shares;
-    all.prefill += *prefill;
-    all.decode += *decode;
-    all.waited += *waited;
-    all.drafts.join(drafts);
 }
 
 /// Adds what [`crate::metrics`] shows of them.

@@ -103,6 +103,46 @@ pub struct Totals {
     pub drafts: DraftStats,
 }
 
+impl Totals {
+    /// Adds those of another scheduler.
+    pub fn join(&mut self, other: &Self) {
+        let Self {
+            submitted,
+            refused,
+            completed,
+            cancelled,
+            failed,
+            prompt_tokens,
+            reused_tokens,
+            rerun_tokens,
+            new_tokens,
+            passes,
+            rows,
+            shares,
+            prefill,
+            decode,
+            waited,
+            drafts,
+        } = other;
+        self.submitted += submitted;
+        self.refused += refused;
+        self.completed += completed;
+        self.cancelled += cancelled;
+        self.failed += failed;
+        self.prompt_tokens += prompt_tokens;
+        self.reused_tokens += reused_tokens;
+        self.rerun_tokens += rerun_tokens;
+        self.new_tokens += new_tokens;
+        self.passes += passes;
+        self.rows += rows;
+        self.shares += shares;
+        self.prefill += *prefill;
+        self.decode += *decode;
+        self.waited += *waited;
+        self.drafts.join(drafts);
+    }
+}
+
 /// How a scheduler stands.
 #[derive(Clone, Debug)]
 pub struct SchedulerState {

@@ -16,6 +16,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::pages::Query;
 use crate::app::App;
+use crate::body::{check_plain, told_length};
 use crate::error::ApiError;
 use crate::jobs::{FileError, FileRecord, Jobs, Purpose, Upload};
 use crate::stream;
@@ -149,18 +150,14 @@ pub async fn content(State(app): State<Arc<App>>, Path(id): Path<String>) -> Res
 pub async fn create(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let files = jobs(&app)?.files.clone();
     let headers = request.headers();
-    if let Some(coding) = headers.get(header::CONTENT_ENCODING).filter(|coding| *coding != "identity") {
-        let message = format!("bodies encoded as {coding:?} are not read; send it plain");
-        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message).code("unsupported_encoding"));
-    }
+    check_plain(headers)?;
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let boundary = multer::parse_boundary(kind).map_err(|_| {
         let kind: String = kind.chars().take(80).collect();
         let message = format!("the Content-Type is {kind:?}; send multipart/form-data with its boundary");
         ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message).code("unsupported_media_type")
     })?;
-    let length = headers.get(header::CONTENT_LENGTH);
-    let length = length.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    let length = told_length(headers);
     let most = files.most_file().saturating_add(FORM);
     if length.is_some_and(|length| length > most) {
         return Err(FileError::TooLarge(files.most_file()).into());
