@@ -1,9 +1,9 @@
 //! Several models by name, one of them in memory.
 //!
 //! A request takes a [`Lease`] of its model, at once or when its [`Turn`] comes; while there are leases the model stays.
-//! [`Line`] decides who is next; [`Fleet::run`] does what it says, loading and unloading on threads that may block.
+//! A state machine decides who is next; [`Fleet::run`] does what it says, loading and unloading on threads that may block.
 //! What is in memory is the business of whoever makes a fleet: here it is any `S`, in the server a
-//! [`Resident`](crate::app::Resident).
+//! [`Resident`](crate::resident::Resident).
 
 mod line;
 
